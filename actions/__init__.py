@@ -1,0 +1,1 @@
+"""The action service: planner, rails, ledger, backends and notifiers."""

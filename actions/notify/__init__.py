@@ -1,0 +1,1 @@
+"""One file per notifier; found by being here."""

@@ -1,0 +1,1 @@
+"""Node agents: sources that read one node, and the agent that ships what they read."""

@@ -1,0 +1,1 @@
+"""One file per source; a source is found by being here."""

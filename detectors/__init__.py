@@ -1,0 +1,1 @@
+"""Detectors: pure functions of closed frames, one folder per family."""

@@ -1,0 +1,1 @@
+"""Networks trained on telemetry (torch, torch-geometric); imported lazily, never by a collector."""

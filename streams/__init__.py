@@ -1,0 +1,1 @@
+"""Stream processing: alignment, detection, incidents, the store and replay."""

@@ -1,0 +1,1 @@
+"""The analysts' store: ClickHouse, or chDB embedded, behind one client."""

@@ -1,0 +1,3 @@
+"""Kernel of Trainwarden: records, topics, clock, bus, topology, policy, configuration and the command line."""
+
+__version__ = "0.1.0"
