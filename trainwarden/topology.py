@@ -1,0 +1,103 @@
+"""Who is where: nodes, racks and the placement of ranks, learnt from `TopologyEvent`s with valid time and precedence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainwarden.records import TopologyEvent
+
+PRECEDENCE = ("operator", "scheduler", "hook", "inferred")
+"""Who is believed first. Within one origin the later `valid_from_ns` wins."""
+
+
+@dataclass(frozen=True)
+class JobLayout:
+    """Placement of one attempt of a job: rank → (node, device)."""
+
+    job: str
+    attempt: int
+    ranks: dict[int, tuple[str, str]]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes of the job, in order of their lowest rank."""
+        seen: dict[str, None] = {}
+        for rank in sorted(self.ranks):
+            seen.setdefault(self.ranks[rank][0])
+        return tuple(seen)
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Ranks that run on `node`."""
+        return tuple(sorted(rank for rank, (where, _) in self.ranks.items() if where == node))
+
+
+@dataclass
+class Topology:
+    """The present picture. `apply` returns a sentence when two origins of equal standing disagree."""
+
+    _nodes: dict[str, dict[str, str]] = field(default_factory=dict)
+    _node_origin: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _jobs: dict[str, JobLayout] = field(default_factory=dict)
+    _job_origin: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def apply(self, event: TopologyEvent) -> str | None:
+        """Take an event in; an older or lower one is ignored, a contradiction at the same standing is reported."""
+        kind, _, name = event.entity.partition(":")
+        if event.origin not in PRECEDENCE or kind not in ("node", "job") or not name:
+            return f"topology event for {event.entity!r} from {event.origin!r}: expected node:<name> or job:<name> and one of {', '.join(PRECEDENCE)}"
+        return self._apply_node(name, event) if kind == "node" else self._apply_job(name, event)
+
+    def job(self, name: str) -> JobLayout | None:
+        """Layout of a job's newest attempt."""
+        return self._jobs.get(name)
+
+    def jobs(self) -> tuple[JobLayout, ...]:
+        """All jobs, by name."""
+        return tuple(self._jobs[name] for name in sorted(self._jobs))
+
+    def job_of(self, node: str) -> JobLayout | None:
+        """The job that runs on `node`, if one."""
+        return next((layout for layout in self.jobs() if node in layout.nodes), None)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node known, sorted."""
+        return tuple(sorted(self._nodes))
+
+    def attributes(self, node: str) -> dict[str, str]:
+        """Rack, leaf, rail addresses... of a node; empty when unknown."""
+        return self._nodes.get(node, {})
+
+    def _apply_node(self, name: str, event: TopologyEvent) -> str | None:
+        standing = (-PRECEDENCE.index(event.origin), event.valid_from_ns)
+        if event.removed:
+            self._nodes.pop(name, None)
+            self._node_origin.pop(name, None)
+            return None
+        if standing < self._node_origin.get(name, (-len(PRECEDENCE), 0)):
+            return None
+        self._node_origin[name] = standing
+        self._nodes[name] = {**self._nodes.get(name, {}), **event.attributes}
+        return None
+
+    def _apply_job(self, name: str, event: TopologyEvent) -> str | None:
+        if event.removed:
+            self._jobs.pop(name, None)
+            self._job_origin.pop(name, None)
+            return None
+        standing = (event.attempt, -PRECEDENCE.index(event.origin), event.valid_from_ns)
+        known = self._job_origin.get(name)
+        ranks = {rank: (node, device) for rank, node, device in event.ranks}
+        if known is not None and standing[:2] == known[:2]:
+            return self._merge_ranks(name, event, ranks)
+        if known is None or standing > known:
+            self._job_origin[name] = standing
+            self._jobs[name] = JobLayout(name, event.attempt, ranks)
+        return None
+
+    def _merge_ranks(self, name: str, event: TopologyEvent, ranks: dict[int, tuple[str, str]]) -> str | None:
+        layout = self._jobs[name]
+        for rank, place in ranks.items():
+            if layout.ranks.get(rank, place)[0] != place[0]:
+                return f"job {name} attempt {event.attempt}: rank {rank} is claimed by {layout.ranks[rank][0]} and by {place[0]}"
+        self._jobs[name] = JobLayout(name, event.attempt, {**layout.ranks, **ranks})
+        return None
