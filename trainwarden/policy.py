@@ -130,7 +130,13 @@ class Policy:
     @property
     def revision(self) -> str:
         """Changes whenever anything in the policy does; stands on every plan."""
-        return stable_id("policy", self.mode, sorted(self.verb_modes.items()), sorted(self.job_modes.items()), sorted(self.kinds.items()))
+        return stable_id(
+            "policy",
+            self.mode,
+            sorted(self.verb_modes.items()),
+            sorted(self.job_modes.items()),
+            sorted(self.kinds.items()),
+        )
 
     def kind(self, name: str) -> FaultKind:
         """Entry of a kind; an unknown kind (newer detector) is stored and correlated, never acted on."""
@@ -138,14 +144,18 @@ class Policy:
 
     def mode_of(self, job: str, verbs: tuple[Verb, ...]) -> Mode:
         """Strictest mode of a plan with these verbs on this job."""
-        return strictest(self.mode, self.job_modes.get(job, Mode.AUTO), *(self.verb_modes.get(verb, Mode.AUTO) for verb in verbs))
+        return strictest(
+            self.mode, self.job_modes.get(job, Mode.AUTO), *(self.verb_modes.get(verb, Mode.AUTO) for verb in verbs)
+        )
 
 
 def override_kind(kind: FaultKind, changes: Mapping[str, object]) -> FaultKind:
     """`kind` with the operator's `changes` (keys reach, remedy, remedy_on_recurrence, severity)."""
     known = {"reach", "remedy", "remedy_on_recurrence", "severity"}
     if unknown := set(changes) - known:
-        raise ConfigError(f"policy.kinds.{kind.name}: unknown key {sorted(unknown)[0]!r}, expected one of {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"policy.kinds.{kind.name}: unknown key {sorted(unknown)[0]!r}, expected one of {', '.join(sorted(known))}"
+        )
     converted: dict[str, object] = {}
     for key, value in changes.items():
         converted[key] = _convert(kind.name, key, value)

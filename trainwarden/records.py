@@ -57,7 +57,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 # --- telemetry ---------------------------------------------------------------------------------------------------------
 
 
-class Metric(Part):
+class Metric(Part, frozen=True):
     """One column of a family: name with its unit, unit, kind (gauge, counter rate, state), meaning."""
 
     name: str
@@ -66,7 +66,7 @@ class Metric(Part):
     help: str = ""
 
 
-class Catalog(Record, tag="catalog"):
+class Catalog(Record, frozen=True, tag="catalog"):
     """Meaning of the columns of one family; sent to a compacted topic under its id.
 
     Parameters
@@ -81,7 +81,7 @@ class Catalog(Record, tag="catalog"):
     metrics: tuple[Metric, ...] = ()
 
 
-class Placement(Part):
+class Placement(Part, frozen=True):
     """Which rank of which job runs here. `device` is the device name ("gpu0", "cpu")."""
 
     job: str
@@ -90,7 +90,7 @@ class Placement(Part):
     device: str = ""
 
 
-class Block(Part):
+class Block(Part, frozen=True):
     """Samples of one family at one moment: devices × metrics float32, row-major, NaN = absent."""
 
     family: str
@@ -102,20 +102,22 @@ class Block(Part):
         """(device, values) pairs; raises `DecodeError` when the block's size does not fit its devices."""
         flat = array("f")
         if len(self.values) % 4 or not self.devices or (len(self.values) // 4) % len(self.devices):
-            raise DecodeError(f"block {self.family}: {len(self.values)} bytes do not divide into {len(self.devices)} devices of float32")
+            raise DecodeError(
+                f"block {self.family}: {len(self.values)} bytes do not divide into {len(self.devices)} devices of float32"
+            )
         flat.frombytes(self.values)
         width = len(flat) // len(self.devices)
         return [(device, tuple(flat[i * width : (i + 1) * width])) for i, device in enumerate(self.devices)]
 
 
-class Gap(Part):
+class Gap(Part, frozen=True):
     """Why a source has nothing to say in this tick: `reason` is a short code such as ``deadline`` or ``permission``."""
 
     source: str
     reason: str
 
 
-class Tick(Record, tag="tick"):
+class Tick(Record, frozen=True, tag="tick"):
     """One node, one interval: everything numeric that its collector read.
 
     `blocks` hold samples by family; `placements` the ranks on this node; `gaps` the sources that failed and why;
@@ -129,7 +131,7 @@ class Tick(Record, tag="tick"):
     spooled: bool = False
 
 
-class StepRow(Part):
+class StepRow(Part, frozen=True):
     """One training step of one rank. Milliseconds; NaN where the job does not say.
 
     `wait_ms` is the time from handing over the last gradient bucket to the end of the backward pass; `arrived_at_ns` the
@@ -156,7 +158,7 @@ class StepRow(Part):
     param_checksum: float = math.nan
 
 
-class StepReport(Record, tag="steps"):
+class StepReport(Record, frozen=True, tag="steps"):
     """Steps of one rank since its last report (one message per tick, not per step)."""
 
     job: str = ""
@@ -166,7 +168,7 @@ class StepReport(Record, tag="steps"):
     rows: tuple[StepRow, ...] = ()
 
 
-class LogEvent(Record, tag="log"):
+class LogEvent(Record, frozen=True, tag="log"):
     """A log line, or an event that behaves like one (a worker's exit, a failed save).
 
     `code` names what is known (``xid:79``, ``worker_exit:-9``, ``nccl_timeout``); empty when the line is only text.
@@ -185,7 +187,7 @@ class LogEvent(Record, tag="log"):
     rank: int = -1
 
 
-class TopologyEvent(Record, tag="topology"):
+class TopologyEvent(Record, frozen=True, tag="topology"):
     """A fact with a start: what a node, link or job is made of from `valid_from_ns` on.
 
     `entity` is ``node:<name>`` or ``job:<name>``; `origin` (operator, scheduler, hook, inferred) decides precedence.
@@ -201,7 +203,7 @@ class TopologyEvent(Record, tag="topology"):
     removed: bool = False
 
 
-class FrameCut(Record, tag="cut"):
+class FrameCut(Record, frozen=True, tag="cut"):
     """How the live pipeline cut its input into frames; with it a replay is the same computation.
 
     `positions` maps "topic/partition" to the next offset *not* contained in the frame that ended at `now_ns`.
@@ -228,7 +230,7 @@ class EntityKind(StrEnum):
     TELEMETRY = "telemetry"
 
 
-class Entity(Part):
+class Entity(Part, frozen=True):
     """A thing that can be sick. `name` is unique within kind and cluster; `node` the node it lives on, if one."""
 
     kind: EntityKind
@@ -239,7 +241,7 @@ class Entity(Part):
         return f"{self.kind}:{self.name}"
 
 
-class Evidence(Part):
+class Evidence(Part, frozen=True):
     """A short excerpt of a series that a reader can check: name with unit, times, values, and the expected band."""
 
     name: str
@@ -260,7 +262,7 @@ class Reach(StrEnum):
     ACT = "act"
 
 
-class Verdict(Record, tag="verdict"):
+class Verdict(Record, frozen=True, tag="verdict"):
     """One detector's opinion about one entity. `verdict_id` is a hash of what it says, so a repeat is the same record.
 
     `onset_at_ns` is the detector's estimate of when the fault began, `window_*` what it looked at, `clears` true when it takes
@@ -301,7 +303,7 @@ class IncidentStatus(StrEnum):
     SUPERSEDED = "superseded"
 
 
-class Cause(Part):
+class Cause(Part, frozen=True):
     """A candidate cause and the probability given to it."""
 
     kind: str
@@ -309,7 +311,7 @@ class Cause(Part):
     probability: float
 
 
-class Timeline(Part):
+class Timeline(Part, frozen=True):
     """The moments by which a healing system is judged; 0 = not yet. Unix nanoseconds."""
 
     fault_at_ns: int = 0
@@ -321,7 +323,7 @@ class Timeline(Part):
     closed_at_ns: int = 0
 
 
-class Incident(Record, tag="incident"):
+class Incident(Record, frozen=True, tag="incident"):
     """What happened, to whom, because of whom, and what is done about it. Updated by `revision`.
 
     `incident_id` is the hash of its first verdict's id and never changes; `dedup_key` is what receivers see, frozen at the first
@@ -378,7 +380,7 @@ class Mode(StrEnum):
     AUTO = "auto"
 
 
-class PlanStep(Part):
+class PlanStep(Part, frozen=True):
     """One verb on one target; `key` is the idempotency key (incident, plan number, verb, target)."""
 
     verb: Verb
@@ -386,7 +388,7 @@ class PlanStep(Part):
     key: str
 
 
-class Plan(Record, tag="plan"):
+class Plan(Record, frozen=True, tag="plan"):
     """What the planner wants to do about an incident, before any rail has spoken."""
 
     plan_id: str = ""
@@ -421,7 +423,7 @@ class ActionStatus(StrEnum):
     VERIFIED = "verified"
 
 
-class ActionResult(Record, tag="action"):
+class ActionResult(Record, frozen=True, tag="action"):
     """One row of the ledger, published. `verb` is empty for rows about a whole plan (denied, verified)."""
 
     plan_id: str = ""
@@ -440,7 +442,7 @@ class ActionResult(Record, tag="action"):
     detail: dict[str, str] = {}
 
 
-class Delivery(Record, tag="delivery"):
+class Delivery(Record, frozen=True, tag="delivery"):
     """One attempt to tell somebody about an incident."""
 
     incident_id: str = ""
@@ -452,7 +454,7 @@ class Delivery(Record, tag="delivery"):
     reason: str = ""
 
 
-class StateSnapshot(Record, tag="state"):
+class StateSnapshot(Record, frozen=True, tag="state"):
     """A worker's detector state and the positions it was taken at (`tw.state`, compacted by `owner`)."""
 
     owner: str = ""
@@ -461,7 +463,7 @@ class StateSnapshot(Record, tag="state"):
     payload: bytes = b""
 
 
-class PolicyChange(Record, tag="policy"):
+class PolicyChange(Record, frozen=True, tag="policy"):
     """An operator's live change: `key` is ``mode``, ``silence:<dedup key>`` or ``kill_switch``."""
 
     key: str = ""
@@ -471,7 +473,7 @@ class PolicyChange(Record, tag="policy"):
     expires_at_ns: int = 0
 
 
-class DeadLetter(Record, tag="dead"):
+class DeadLetter(Record, frozen=True, tag="dead"):
     """Bytes nobody could read, where they lay and why they were refused."""
 
     topic: str = ""

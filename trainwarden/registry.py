@@ -58,7 +58,9 @@ class Registry(Generic[T]):
             for plugin in _plugins_of(module, self._base):
                 name = str(plugin.name)  # type: ignore[attr-defined]
                 if name in found:
-                    raise ConfigError(f"{self._base.__name__} {name!r} is defined twice: {found[name].__module__} and {module.__name__}")
+                    raise ConfigError(
+                        f"{self._base.__name__} {name!r} is defined twice: {found[name].__module__} and {module.__name__}"
+                    )
                 found[name] = plugin
         return found
 
@@ -72,5 +74,11 @@ def _modules(package: str) -> Iterator[ModuleType]:
 def _plugins_of(module: ModuleType, base: type[T]) -> Iterator[type[T]]:
     for _, member in inspect.getmembers(module, inspect.isclass):
         own = member.__module__ == module.__name__
-        if own and issubclass(member, base) and not inspect.isabstract(member) and getattr(member, "name", ""):
+        if (
+            own
+            and issubclass(member, base)
+            and not inspect.isabstract(member)
+            and hasattr(member, "name")
+            and bool(member.name)
+        ):
             yield member

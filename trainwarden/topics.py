@@ -40,7 +40,20 @@ POLICY = Topic("tw.policy", "key", "PolicyChange", compacted=True)
 STATE = Topic("tw.state", "owner", "StateSnapshot", compacted=True)
 DEAD = Topic("tw.dead", "topic", "DeadLetter", retention_ms=14 * 24 * 3600 * 1000)
 
-ALL: tuple[Topic, ...] = (TICKS, LOGS, STEPS, CATALOG, TOPOLOGY, CUTS, VERDICTS, INCIDENTS, ACTIONS, POLICY, STATE, DEAD)
+ALL: tuple[Topic, ...] = (
+    TICKS,
+    LOGS,
+    STEPS,
+    CATALOG,
+    TOPOLOGY,
+    CUTS,
+    VERDICTS,
+    INCIDENTS,
+    ACTIONS,
+    POLICY,
+    STATE,
+    DEAD,
+)
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in ALL}
 
 RAW: tuple[Topic, ...] = (TICKS, STEPS, LOGS, CATALOG, TOPOLOGY)

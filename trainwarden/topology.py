@@ -44,7 +44,8 @@ class Topology:
         """Take an event in; an older or lower one is ignored, a contradiction at the same standing is reported."""
         kind, _, name = event.entity.partition(":")
         if event.origin not in PRECEDENCE or kind not in ("node", "job") or not name:
-            return f"topology event for {event.entity!r} from {event.origin!r}: expected node:<name> or job:<name> and one of {', '.join(PRECEDENCE)}"
+            expected = f"expected node:<name> or job:<name> and one of {', '.join(PRECEDENCE)}"
+            return f"topology event for {event.entity!r} from {event.origin!r}: {expected}"
         return self._apply_node(name, event) if kind == "node" else self._apply_job(name, event)
 
     def job(self, name: str) -> JobLayout | None:

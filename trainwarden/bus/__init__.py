@@ -1,0 +1,41 @@
+"""Publish and subscribe: one small interface, an in-memory bus for tests and Kafka for everything else.
+
+Examples
+--------
+>>> bus = connect("memory://doctest")
+>>> reader = bus.subscriber(["tw.logs"])
+>>> writer = bus.publisher()
+>>> writer.publish("tw.logs", b"k", b"hello")
+>>> [m.value for m in reader.poll(0.0)]
+[b'hello']
+"""
+
+from __future__ import annotations
+
+from trainwarden.bus.base import Bus, FailureHandler, Message, Publisher, Subscriber
+from trainwarden.bus.dead import decode_or_dead
+from trainwarden.errors import ConfigError
+
+__all__ = ["Bus", "FailureHandler", "Message", "Publisher", "Subscriber", "connect", "decode_or_dead"]
+
+
+def connect(url: str) -> Bus:
+    """The bus behind `url`: ``memory://<name>`` (shared within the process) or ``kafka://host:port[,host:port]``.
+
+    Nothing is sent yet: an absent broker shows on `Bus.wait_ready` or the first use.
+
+    Raises
+    ------
+    ConfigError
+        For any other scheme or a missing address.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme == "memory" and rest:
+        from trainwarden.bus.memory import MemoryBus
+
+        return MemoryBus.named(rest)
+    if scheme == "kafka" and rest:
+        from trainwarden.bus.kafka import KafkaBus
+
+        return KafkaBus(tuple(rest.split(",")))
+    raise ConfigError(f"kafka.url: {url!r} is no bus, expected kafka://host:port[,host:port] or memory://name")

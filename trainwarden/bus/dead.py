@@ -1,0 +1,32 @@
+"""Dead letters: what nobody can read is kept with its reason, and the reader goes on."""
+
+from __future__ import annotations
+
+from trainwarden.bus.base import Message, Publisher
+from trainwarden.clock import Clock
+from trainwarden.errors import DecodeError
+from trainwarden.records import DeadLetter, Record, decode, encode
+from trainwarden.topics import DEAD
+
+KEPT_BYTES = 256 * 1024
+"""A poison message is kept up to this size; the reason says when it was cut."""
+
+
+def decode_or_dead(message: Message, publisher: Publisher, cluster: str, clock: Clock) -> Record | None:
+    """The record in `message`; malformed bytes go to the dead-letter topic and None is returned."""
+    try:
+        record: Record = decode(message.value)
+    except DecodeError as error:
+        bury(message, error.reason, publisher, cluster, clock)
+        return None
+    return record
+
+
+def bury(message: Message, reason: str, publisher: Publisher, cluster: str, clock: Clock) -> None:
+    """Send `message` to the dead-letter topic with the reason why."""
+    cut = len(message.value) > KEPT_BYTES
+    letter = DeadLetter(
+        cluster=cluster, observed_at_ns=clock.now_ns(), topic=message.topic, partition=message.partition, offset=message.offset,
+        reason=f"{reason} (cut from {len(message.value)} bytes)" if cut else reason, key=message.key, payload=message.value[:KEPT_BYTES],
+    )  # fmt: skip
+    publisher.publish(DEAD.name, message.topic.encode(), encode(letter))

@@ -1,0 +1,251 @@
+"""Kafka through kafka-python: the bus of everything outside the stream application.
+
+Settings that were paid for (see docs/design): the idempotent producer never recovers when a memory-only broker restarts, so ordering
+comes from one request in flight instead; sessions are short so that groups form and heal in seconds; CRC32C comes from the
+`crc32c` package, without which a producer costs seven times the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
+from kafka.codec import has_lz4
+from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
+from kafka.structs import OffsetAndMetadata
+
+from trainwarden.bus.base import FailureHandler, Message, Start
+from trainwarden.clock import Clock, SystemClock
+from trainwarden.errors import BusError, UnavailableError
+from trainwarden.topics import Topic
+
+SEND_BLOCK_MS = 500
+DELIVERY_TIMEOUT_MS = 10_000
+SESSION_TIMEOUT_MS = 6_000
+HEARTBEAT_MS = 1_000
+REQUEST_TIMEOUT_MS = 10_000
+COMMIT_TIMEOUT_MS = 10_000
+
+
+class KafkaBus:
+    """A Kafka cluster by its bootstrap addresses."""
+
+    def __init__(self, addresses: Sequence[str], clock: Clock | None = None) -> None:
+        self.addresses = tuple(addresses)
+        self._clock: Clock = clock or SystemClock()
+
+    def publisher(self, on_failure: FailureHandler | None = None) -> KafkaPublisher:
+        return KafkaPublisher(self.addresses, on_failure)
+
+    def subscriber(self, topics: Sequence[str], group: str | None = None, start: Start = "earliest") -> KafkaSubscriber:
+        return KafkaSubscriber(self.addresses, tuple(topics), group, start)
+
+    def ensure_topics(self, topics: Sequence[Topic]) -> None:
+        with self._admin() as admin:
+            for topic in topics:
+                _create(admin, topic)
+            _check_partitions(admin, topics)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        deadline_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        while True:
+            try:
+                with self._admin():
+                    return
+            except UnavailableError:
+                if self._clock.monotonic_ns() >= deadline_ns:
+                    raise
+                self._clock.sleep(0.1)
+
+    def close(self) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def _admin(self) -> Any:
+        try:
+            admin = KafkaAdminClient(
+                bootstrap_servers=list(self.addresses), request_timeout_ms=REQUEST_TIMEOUT_MS, bootstrap_timeout_ms=2000
+            )
+        except KafkaError as error:
+            raise UnavailableError(
+                f"no Kafka broker answers at {','.join(self.addresses)} ({error}): start one or set kafka.url"
+            ) from None
+        try:
+            yield admin
+        finally:
+            admin.close()
+
+
+def _create(admin: Any, topic: Topic) -> None:
+    wanted = NewTopic(
+        topic.name, num_partitions=topic.partitions, replication_factor=-1, topic_configs=topic.settings()
+    )
+    try:
+        admin.create_topics([wanted], timeout_ms=REQUEST_TIMEOUT_MS)
+    except TopicAlreadyExistsError:
+        return
+    except KafkaError:
+        # brokers older than 2.4, and Tansu, want the number spelled out
+        wanted = NewTopic(
+            topic.name, num_partitions=topic.partitions, replication_factor=1, topic_configs=topic.settings()
+        )
+        with contextlib.suppress(TopicAlreadyExistsError):
+            admin.create_topics([wanted], timeout_ms=REQUEST_TIMEOUT_MS)
+
+
+def _check_partitions(admin: Any, topics: Sequence[Topic]) -> None:
+    found = {
+        entry["name"]: len(entry["partitions"]) for entry in admin.describe_topics([topic.name for topic in topics])
+    }
+    for topic in topics:
+        have = found.get(topic.name, 0)
+        if have < topic.partitions:
+            raise UnavailableError(f"topic {topic.name} has {have} partitions, {topic.partitions} are needed: "
+                                   f"add them (kafka-topics.sh --alter --topic {topic.name} --partitions {topic.partitions})")  # fmt: skip
+
+
+class KafkaPublisher:
+    """Publisher on kafka-python. One request in flight keeps the order without producer ids."""
+
+    def __init__(self, addresses: tuple[str, ...], on_failure: FailureHandler | None) -> None:
+        try:
+            self._producer = KafkaProducer(
+                bootstrap_servers=list(addresses), acks="all", enable_idempotence=False, max_in_flight_requests_per_connection=1,
+                linger_ms=5, compression_type="lz4" if has_lz4() else None, max_block_ms=SEND_BLOCK_MS, metrics_enabled=False,
+                delivery_timeout_ms=DELIVERY_TIMEOUT_MS, request_timeout_ms=5000, retry_backoff_ms=100, reconnect_backoff_max_ms=1000,
+                bootstrap_timeout_ms=2000,
+            )  # fmt: skip
+        except KafkaError as error:
+            raise UnavailableError(
+                f"no Kafka broker answers at {','.join(addresses)} ({error}): start one or set kafka.url"
+            ) from None
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._failures: list[str] = []
+
+    def publish(self, topic: str, key: bytes, value: bytes) -> None:
+        try:
+            future = self._producer.send(topic, value=value, key=key)
+        except (KafkaError, AssertionError) as error:
+            self._failed(topic, key, value, error)
+            return
+        future.add_errback(lambda error: self._failed(topic, key, value, error))
+
+    def flush(self, timeout_s: float) -> None:
+        try:
+            self._producer.flush(timeout=timeout_s)
+        except KafkaTimeoutError:
+            raise BusError(f"messages were not acknowledged within {timeout_s} s") from None
+        with self._lock:
+            failures, self._failures = self._failures, []
+        if failures:
+            raise BusError(f"{len(failures)} messages were not delivered: {failures[0]}")
+
+    def close(self) -> None:
+        self._producer.close(timeout=1)
+
+    def _failed(self, topic: str, key: bytes, value: bytes, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._failures.append(reason)
+        if self._on_failure is not None:
+            self._on_failure(topic, key, value, reason)
+
+
+class KafkaSubscriber:
+    """Subscriber on kafka-python: a group member, or (without a group) a reader of all partitions."""
+
+    def __init__(self, addresses: tuple[str, ...], topics: tuple[str, ...], group: str | None, start: Start) -> None:
+        try:
+            self._consumer = KafkaConsumer(
+                bootstrap_servers=list(addresses), group_id=group, enable_auto_commit=False, auto_offset_reset=start,
+                session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=HEARTBEAT_MS, metrics_enabled=False,
+                fetch_max_wait_ms=100, retry_backoff_ms=100, reconnect_backoff_max_ms=1000, bootstrap_timeout_ms=2000,
+            )  # fmt: skip
+        except KafkaError as error:
+            raise UnavailableError(
+                f"no Kafka broker answers at {','.join(addresses)} ({error}): start one or set kafka.url"
+            ) from None
+        self._group = group
+        self._positions: dict[str, int] = {}
+        self._wanted: dict[str, int] = {}
+        if group is None:
+            self._consumer.assign([TopicPartition(t, p) for t in topics for p in self._partitions_of(t)])
+        else:
+            self._consumer.subscribe(list(topics), listener=_Assignment(self))
+
+    def poll(self, timeout_s: float, max_messages: int = 5000) -> list[Message]:
+        try:
+            batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
+        except KafkaError as error:
+            raise BusError(f"reading from Kafka failed: {type(error).__name__}: {error}") from None
+        found = [
+            Message(r.topic, r.partition, r.offset, r.key or b"", r.value or b"", r.timestamp)
+            for records in batches.values()
+            for r in records
+        ]
+        for message in found:
+            self._positions[message.place] = message.offset + 1
+        return found
+
+    def commit(self) -> None:
+        if self._group is None or not self._positions:
+            return
+        offsets = {_partition_of(place): OffsetAndMetadata(offset, "", -1) for place, offset in self._positions.items()}
+        try:
+            self._consumer.commit(offsets, timeout_ms=COMMIT_TIMEOUT_MS)
+        except KafkaError as error:
+            raise BusError(
+                f"positions of group {self._group} were not stored: {type(error).__name__}: {error}"
+            ) from None
+
+    def seek_to(self, positions: Mapping[str, int]) -> None:
+        self._wanted = dict(positions)
+        self.apply_wanted()
+
+    def positions(self) -> dict[str, int]:
+        return dict(self._positions)
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False, timeout_ms=2000)
+
+    def apply_wanted(self) -> None:
+        """Seek assigned partitions to the positions asked for; the others are sought when they are assigned."""
+        for partition in self._consumer.assignment():
+            place = f"{partition.topic}/{partition.partition}"
+            if place in self._wanted:
+                offset = self._wanted.pop(place)
+                self._consumer.seek(partition, offset)
+                self._positions[place] = offset
+
+    def forget(self, partitions: Sequence[Any]) -> None:
+        """Partitions went to another member: their positions are its business now."""
+        for partition in partitions:
+            self._positions.pop(f"{partition.topic}/{partition.partition}", None)
+
+    def _partitions_of(self, topic: str) -> list[int]:
+        found = self._consumer.partitions_for_topic(topic)
+        if not found:
+            raise UnavailableError(f"topic {topic} does not exist: run `trainwarden topics` first")
+        return sorted(found)
+
+
+class _Assignment(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, owner: KafkaSubscriber) -> None:
+        self._owner = owner
+
+    def on_partitions_revoked(self, revoked: Sequence[Any]) -> None:
+        self._owner.forget(revoked)
+
+    def on_partitions_assigned(self, assigned: Sequence[Any]) -> None:
+        del assigned
+        self._owner.apply_wanted()
+
+
+def _partition_of(place: str) -> Any:
+    topic, _, number = place.rpartition("/")
+    return TopicPartition(topic, int(number))
