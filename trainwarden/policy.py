@@ -75,7 +75,7 @@ _KINDS = (
     FaultKind("silent_corruption", Family.CORRUPTION, "one replica's parameters differ from the others'", Reach.ACT,
               _REMOVE_UNSAVED, _REMOVE_UNSAVED, "critical", 83),
     FaultKind("save_failed", Family.WARNING, "checkpoints are not written", Reach.NOTIFY, (), (), "major", 30),
-    FaultKind("suspect_code", Family.WARNING, "the driver or kernel reported a code that is worth a look", Reach.NOTIFY, (), (), "warning", 25),
+    FaultKind("suspect_code", Family.WARNING, "a code of the driver or kernel that is worth a look", Reach.NOTIFY, (), (), "warning", 25),
     FaultKind("threshold", Family.WARNING, "a series left the band that history and load explain", Reach.CORRELATE, (), (), "warning", 10),
     FaultKind("telemetry_lost", Family.TELEMETRY, "a node's telemetry stopped: its health is unknown", Reach.NOTIFY, (), (), "warning", 15),
     FaultKind("clock_skew", Family.TELEMETRY, "a node's clock is off", Reach.NOTIFY, (), (), "warning", 12),

@@ -79,6 +79,10 @@ def _plugins_of(module: ModuleType, base: type[T]) -> Iterator[type[T]]:
             and issubclass(member, base)
             and not inspect.isabstract(member)
             and hasattr(member, "name")
-            and bool(member.name)
+            and bool(getattr(member, "name"))
         ):
             yield member
+
+
+def _name_of(plugin: object) -> str:
+    return str(getattr(plugin, "name", ""))
