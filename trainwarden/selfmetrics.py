@@ -13,6 +13,10 @@ MetricName = Literal[
     "tw_records_total",  # records handled, by topic
     "tw_ticks_late_total",  # ticks that came after their grid tick had closed, by node
     "tw_duplicates_total",  # records seen before, by topic
+    "tw_ticks_skewed_total",  # ticks moved on the grid because the clock of their node is off, by node
+    "tw_topology_conflicts_total",  # topology events that contradict what is known, by origin
+    "tw_cuts_total",  # frames cut, by phase (live, replayed)
+    "tw_verdicts_ignored_total",  # verdicts that the correlator put aside, by reason
     "tw_verdicts_total",  # verdicts, by detector and kind
     "tw_incident_revisions_total",  # incident revisions published, by kind
     "tw_detector_errors_total",  # exceptions of a detector, by detector

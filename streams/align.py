@@ -1,0 +1,273 @@
+"""Raw records in, frames out: the only place where arrival order matters, and it is made to matter as little as possible.
+
+Records are buffered by `add` and sorted at `cut`, so a frame depends on *which* records came before the cut, never on how
+the partitions were interleaved. Arrival time is the time of the cut. A `FrameCut` (time and positions) therefore describes a
+frame completely: reading the same offsets and cutting at the same times gives the same frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from detectors.base import Frame
+from streams.arrivals import Clocks, Seen
+from streams.grid import Grid
+from streams.matrices import Catalogs, pack, unpack
+from trainwarden.clock import NS_PER_S
+from trainwarden.config import Config
+from trainwarden.records import Catalog, LogEvent, Record, StepReport, Tick, TopologyEvent, decode, encode
+from trainwarden.selfmetrics import Metrics
+from trainwarden.topology import JobLayout, Topology
+
+
+@dataclass(frozen=True)
+class AlignSettings:
+    """Dials of the aligner.
+
+    Attributes
+    ----------
+    forget_s
+        A silent node stays expected (`present=False`) for so long.
+    skew_ms
+        A clock further off than this is counted and corrected on the grid.
+    parked_limit, parked_s
+        How many ticks may wait for their catalogue, and how long, before they become dead letters.
+    """
+
+    interval_ms: int = 1000
+    lateness_ms: int = 2000
+    forget_s: float = 60.0
+    skew_ms: int = 1000
+    parked_limit: int = 5000
+    parked_s: float = 60.0
+
+    @classmethod
+    def of(cls, config: Config) -> AlignSettings:
+        """Settings as configured."""
+        streams = config.streams
+        return cls(config.collector.interval_ms, streams.lateness_ms, streams.forget_node_s)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A record that could be decoded but not used: where it lay and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class _Placed:
+    topic: str
+    partition: int
+    offset: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class _Parked:
+    since_ns: int
+    placed: _Placed
+
+
+class Aligner:
+    """Builds frames. Pure: no clock, no I/O; everything it knows is in `snapshot`."""
+
+    def __init__(self, settings: AlignSettings, metrics: Metrics | None = None) -> None:
+        self.settings = settings
+        self._metrics = metrics or Metrics("align")
+        self._pending: list[_Placed] = []
+        self._read_to: dict[str, int] = {}
+        self.positions: dict[str, int] = {}
+        """Next offsets *not* contained in the last cut."""
+        self._catalogs = Catalogs()
+        self._seen = Seen()
+        self._clocks = Clocks(settings.skew_ms, settings.interval_ms)
+        self._grid = Grid(settings.interval_ms, settings.lateness_ms, settings.forget_s)
+        self._parked: list[_Parked] = []
+        self._rejected: list[Rejected] = []
+        self.topology = Topology()
+
+    def add(self, topic: str, partition: int, offset: int, record: Record) -> None:
+        """Take a record in; it takes effect at the next cut."""
+        self.skip(topic, partition, offset)
+        self._pending.append(_Placed(topic, partition, offset, record))
+
+    def skip(self, topic: str, partition: int, offset: int) -> None:
+        """Count an offset as read without a record (malformed bytes)."""
+        self._read_to[f"{topic}/{partition}"] = offset + 1
+
+    def cut(self, now_ns: int) -> Frame | None:
+        """A frame of everything added since the last cut; None while there is nothing to say and nobody to wait for."""
+        pending, self._pending = sorted(self._pending, key=_canonical), []
+        self.positions = dict(self._read_to)
+        self._learn(placed.record for placed in pending)
+        fresh = [placed for placed in pending if self._first_time(placed)]
+        ticks = [placed for placed in fresh if isinstance(placed.record, Tick)]
+        steps = tuple(placed.record for placed in fresh if isinstance(placed.record, StepReport))
+        logs = tuple(placed.record for placed in fresh if isinstance(placed.record, LogEvent))
+        self._infer_placements([*(p.record for p in ticks), *steps])
+        self._note_clocks(ticks, now_ns)
+        self._place_all(ticks, now_ns)
+        closed = tuple(self._grid.close(now_ns, self._placed_nodes(), self._catalogs))
+        if not pending and not closed and self._grid.idle:
+            return None
+        return Frame(now_ns, closed, steps, logs, self.topology)
+
+    def take_rejected(self) -> list[Rejected]:
+        """Records refused since the last call, for the dead-letter topic."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    @property
+    def closed_until_ns(self) -> int:
+        """Time of the newest closed tick; 0 before the first."""
+        return self._grid.closed_until_ns
+
+    def snapshot(self) -> bytes:
+        """State as of the last cut; records added since then belong to whoever reads on from `positions`."""
+        return pack({
+            "positions": self.positions, "catalogs": self._catalogs.snapshot(), "seen": self._seen.snapshot(),
+            "clocks": self._clocks.snapshot(), "grid": self._grid.snapshot(), "topology": _topology_state(self.topology),
+            "parked": [[p.since_ns, p.placed.topic, p.placed.partition, p.placed.offset, encode(p.placed.record)] for p in self._parked],
+        })  # fmt: skip
+
+    def restore(self, payload: bytes) -> None:
+        """Go on where `snapshot` was taken."""
+        state = unpack(payload)
+        self._pending, self._rejected = [], []
+        self.positions, self._read_to = dict(state["positions"]), dict(state["positions"])
+        self._catalogs.restore(state["catalogs"])
+        self._seen.restore(state["seen"])
+        self._clocks.restore(state["clocks"])
+        self._grid.restore(state["grid"])
+        self.topology = _topology_from(state["topology"])
+        self._parked = [_Parked(since, _Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]]
+
+    def _learn(self, records: Iterable[Record]) -> None:
+        """Catalogues and topology first: what else came in the same cut may need them."""
+        changed = False
+        for record in records:
+            if isinstance(record, Catalog):
+                self._catalogs.learn(record)
+            elif isinstance(record, TopologyEvent):
+                changed = changed or self._own_topology()
+                self._apply(record)
+
+    def _own_topology(self) -> bool:
+        """Copy before the first change of a cut: frames handed out keep the picture they were made with."""
+        self.topology = deepcopy(self.topology)
+        return True
+
+    def _apply(self, event: TopologyEvent) -> None:
+        if self.topology.apply(event) is not None:
+            self._metrics.count("tw_topology_conflicts_total", origin=event.origin)
+        if event.removed and event.entity.startswith("node:"):
+            self._grid.forget(event.entity.removeprefix("node:"))
+
+    def _first_time(self, placed: _Placed) -> bool:
+        record = placed.record
+        if isinstance(record, Catalog | TopologyEvent):
+            return False
+        if self._seen.first_time(type(record).__name__, record):
+            return True
+        self._metrics.count("tw_duplicates_total", topic=placed.topic)
+        return False
+
+    def _infer_placements(self, records: Iterable[Record]) -> None:
+        """Ranks seen on a node are its placement, where nobody better says so."""
+        owned = False
+        for record in records:
+            for job, attempt, rank, device in _placements(record):
+                layout = self.topology.job(job)
+                if layout is not None and (layout.attempt > attempt or (layout.attempt == attempt and rank in layout.ranks)):
+                    continue
+                owned = owned or self._own_topology()
+                self._apply(TopologyEvent(node=record.node, observed_at_ns=record.observed_at_ns, entity=f"job:{job}", attempt=attempt,
+                                          valid_from_ns=record.observed_at_ns, ranks=((rank, record.node, device),)))  # fmt: skip
+
+    def _note_clocks(self, ticks: list[_Placed], now_ns: int) -> None:
+        counts: dict[str, int] = {}
+        for placed in ticks:
+            counts[placed.record.node] = counts.get(placed.record.node, 0) + 1
+        for placed in ticks:
+            tick = placed.record
+            # several ticks of one node in a cut are a backlog: their delay says nothing about the clock
+            if isinstance(tick, Tick) and counts[tick.node] == 1 and not tick.spooled:
+                self._clocks.note(tick.node, tick.boot_id, tick.observed_at_ns, now_ns)
+        self._clocks.settle()
+
+    def _place_all(self, ticks: list[_Placed], now_ns: int) -> None:
+        waiting, self._parked = self._parked, []
+        for parked in (*waiting, *(_Parked(now_ns, placed) for placed in ticks)):
+            self._place(parked, now_ns)
+
+    def _place(self, parked: _Parked, now_ns: int) -> None:
+        tick = parked.placed.record
+        assert isinstance(tick, Tick)  # noqa: S101 - only ticks are parked
+        if (missing := self._catalogs.missing(tick)) is not None:
+            self._park(parked, missing, now_ns)
+        elif (misfit := self._catalogs.misfit(tick)) is not None:
+            self._reject(parked.placed, misfit)
+        else:
+            self._put_on_grid(tick, now_ns)
+
+    def _put_on_grid(self, tick: Tick, now_ns: int) -> None:
+        correction_ns = 0 if tick.spooled else self._clocks.correction_ns(tick.node, tick.observed_at_ns, now_ns)
+        if correction_ns:
+            self._metrics.count("tw_ticks_skewed_total", node=tick.node)
+        if not self._grid.place(tick, correction_ns, now_ns):
+            self._metrics.count("tw_ticks_late_total", node=tick.node)
+
+    def _park(self, parked: _Parked, catalog_id: str, now_ns: int) -> None:
+        if len(self._parked) >= self.settings.parked_limit:
+            self._reject(parked.placed, f"catalogue {catalog_id} is unknown and {len(self._parked)} ticks wait for theirs already")
+        elif now_ns - parked.since_ns > self.settings.parked_s * NS_PER_S:
+            self._reject(parked.placed, f"catalogue {catalog_id} did not come within {self.settings.parked_s:g} s")
+        else:
+            self._parked.append(parked)
+
+    def _reject(self, placed: _Placed, reason: str) -> None:
+        self._metrics.count("tw_dead_letters_total", topic=placed.topic)
+        self._rejected.append(Rejected(placed.topic, placed.partition, placed.offset, reason, encode(placed.record)))
+
+    def _placed_nodes(self) -> set[str]:
+        """Nodes of running jobs: expected even before their first tick."""
+        return {node for layout in self.topology.jobs() for node in layout.nodes}
+
+
+def _canonical(placed: _Placed) -> tuple[bool, int, str, str, int, str, int, int]:
+    """Order within a cut. Topology keeps its log order, since later events correct earlier ones."""
+    record = placed.record
+    if isinstance(record, TopologyEvent):
+        return (False, 0, "", "", 0, placed.topic, placed.partition, placed.offset)
+    return (True, record.observed_at_ns, record.node, record.boot_id, record.seq, placed.topic, placed.partition, placed.offset)
+
+
+def _placements(record: Record) -> Iterable[tuple[str, int, int, str]]:
+    if isinstance(record, Tick):
+        return ((p.job, p.attempt, p.rank, p.device) for p in record.placements)
+    if isinstance(record, StepReport) and record.job and record.rank >= 0:
+        return ((record.job, record.attempt, record.rank, ""),)
+    return ()
+
+
+def _topology_state(topology: Topology) -> dict[str, Any]:
+    state = topology.__dict__
+    jobs = [[name, job.attempt, [[rank, *place] for rank, place in job.ranks.items()]] for name, job in state["_jobs"].items()]
+    origins = {key: {name: list(value) for name, value in state[key].items()} for key in ("_node_origin", "_job_origin")}
+    return {"_nodes": state["_nodes"], "_jobs": jobs, **origins}
+
+
+def _topology_from(state: dict[str, Any]) -> Topology:
+    jobs = {name: JobLayout(name, attempt, {rank: (node, device) for rank, node, device in ranks}) for name, attempt, ranks in state["_jobs"]}
+    return Topology(
+        state["_nodes"], {k: tuple(v) for k, v in state["_node_origin"].items()}, jobs,
+        {k: tuple(v) for k, v in state["_job_origin"].items()},
+    )  # fmt: skip

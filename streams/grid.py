@@ -1,0 +1,163 @@
+"""The tick grid: which cells are open, whom they wait for, when they close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from detectors.base import AlignedTick
+from streams.matrices import Catalogs, family_matrices
+from trainwarden.clock import NS_PER_MS, NS_PER_S
+from trainwarden.records import Gap, Tick, decode, encode
+
+GIVE_UP_CELLS = 5
+"""A node absent from so many cells in a row is still expected, but nobody waits for it."""
+STALL_NS = 10 * NS_PER_S
+"""When nothing at all arrives, event time stands still for so long: a broker that pauses is not a cluster that died."""
+
+
+@dataclass
+class _Node:
+    last_cell: int
+    arrived_at_ns: int
+    absent_cells: int = 0
+    skewed: bool = False
+
+
+@dataclass
+class Grid:
+    """Cells of `interval_ms`; a tick observed from a quarter interval before a grid point belongs to that point.
+
+    Closing rule: a cell closes when every node waited for is in, or when event time is `lateness_ms` past it and each missing
+    node either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being
+    fetched is not silence).
+    """
+
+    interval_ms: int
+    lateness_ms: int
+    forget_s: float
+    _cells: dict[int, dict[str, Tick]] = field(default_factory=dict)
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+    _next: int | None = None
+    _event_ns: int = 0
+    _event_arrived_ns: int = 0
+    _forgotten: set[str] = field(default_factory=set)
+
+    @property
+    def interval_ns(self) -> int:
+        return self.interval_ms * NS_PER_MS
+
+    def place(self, tick: Tick, correction_ns: int, now_ns: int) -> bool:
+        """Put a tick into its cell; False when that cell has closed. Of two ticks of a node in one cell the last observed wins."""
+        event_ns = tick.observed_at_ns + correction_ns
+        cell = (event_ns + self.interval_ns // 4) // self.interval_ns
+        node = self._nodes.setdefault(tick.node, _Node(cell, now_ns))
+        node.last_cell, node.arrived_at_ns, node.absent_cells = max(node.last_cell, cell), now_ns, 0
+        node.skewed = correction_ns != 0
+        self._forgotten.discard(tick.node)
+        self._advance(event_ns, now_ns)
+        if self._next is not None and cell < self._next:
+            return False
+        members = self._cells.setdefault(cell, {})
+        if tick.node not in members or members[tick.node].observed_at_ns <= tick.observed_at_ns:
+            members[tick.node] = tick
+        return True
+
+    def close(self, now_ns: int, extra_nodes: set[str], catalogs: Catalogs) -> list[AlignedTick]:
+        """Every cell that is due, oldest first. `extra_nodes` are expected though they may never have reported."""
+        closed: list[AlignedTick] = []
+        while (cell := self._due(now_ns)) is not None:
+            closed.append(self._emit(cell, extra_nodes, catalogs))
+            self._next = cell + 1
+        return closed
+
+    def forget(self, node: str) -> None:
+        """The node was removed: nobody expects it any more."""
+        self._nodes.pop(node, None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no node is expected and nothing waits."""
+        return not self._nodes and not self._cells
+
+    @property
+    def closed_until_ns(self) -> int:
+        """Time of the newest closed cell; 0 before the first."""
+        return (self._next - 1) * self.interval_ns if self._next is not None else 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain containers."""
+        return {
+            "cells": [[cell, [encode(tick) for tick in members.values()]] for cell, members in self._cells.items()],
+            "nodes": {name: [n.last_cell, n.arrived_at_ns, n.absent_cells, n.skewed] for name, n in self._nodes.items()},
+            "next": self._next, "event": [self._event_ns, self._event_arrived_ns],
+            "forgotten": sorted(self._forgotten),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take `snapshot`'s containers over."""
+        self._cells = {cell: {(tick := decode(p)).node: tick for p in payloads} for cell, payloads in state["cells"]}
+        self._nodes = {name: _Node(*values) for name, values in state["nodes"].items()}
+        self._next = state["next"]
+        self._event_ns, self._event_arrived_ns = state["event"]
+        self._forgotten = set(state["forgotten"])
+
+    def _advance(self, event_ns: int, now_ns: int) -> None:
+        if event_ns > self._event_at(now_ns):
+            self._event_ns, self._event_arrived_ns = event_ns, now_ns
+
+    def _event_at(self, now_ns: int) -> int:
+        """Event time: the newest tick, moved on with arrival time."""
+        since_ns = max(0, now_ns - self._event_arrived_ns)
+        newest_ns = max((node.arrived_at_ns for node in self._nodes.values()), default=0)
+        if now_ns - newest_ns < STALL_NS:
+            since_ns = min(since_ns, max(0, newest_ns - self._event_arrived_ns) + self.lateness_ms * NS_PER_MS + self.interval_ns)
+        return self._event_ns + since_ns
+
+    def _due(self, now_ns: int) -> int | None:
+        self._drop_forgotten()
+        cell = self._first_open()
+        if cell is None:
+            return None
+        members = self._cells.get(cell, {})
+        missing = [node for name, node in self._nodes.items() if name not in members and node.absent_cells < GIVE_UP_CELLS]
+        if members and not missing:
+            return cell
+        lateness_ns = self.lateness_ms * NS_PER_MS
+        over = self._event_at(now_ns) >= cell * self.interval_ns + lateness_ns
+        silent = all(node.last_cell > cell or now_ns - node.arrived_at_ns >= lateness_ns for node in missing)
+        return cell if over and silent else None
+
+    def _first_open(self) -> int | None:
+        if self._next is None or not self._nodes:
+            self._next = min(self._cells, default=self._next)
+        return self._next if self._nodes else None
+
+    def _drop_forgotten(self) -> None:
+        if self._next is None:
+            return
+        oldest = self._next - int(self.forget_s * 1000 / self.interval_ms)
+        for name in [name for name, node in self._nodes.items() if node.last_cell < oldest]:
+            del self._nodes[name]
+            self._forgotten.add(name)
+
+    def _emit(self, cell: int, extra_nodes: set[str], catalogs: Catalogs) -> AlignedTick:
+        members = self._cells.pop(cell, {})
+        for name, node in self._nodes.items():
+            node.absent_cells = 0 if name in members else node.absent_cells + 1
+        nodes = tuple(sorted({*self._nodes, *members, *(extra_nodes - self._forgotten)}))
+        ticks = [members[name] for name in nodes if name in members]
+        return AlignedTick(
+            at_ns=cell * self.interval_ns, interval_ms=self.interval_ms, nodes=nodes,
+            present=np.array([name in members for name in nodes], dtype=np.bool_),
+            families=family_matrices(ticks, catalogs), gaps=self._gaps(ticks),
+        )  # fmt: skip
+
+    def _gaps(self, ticks: list[Tick]) -> dict[str, tuple[Gap, ...]]:
+        found = {tick.node: tick.gaps for tick in ticks if tick.gaps}
+        for tick in ticks:
+            if tick.node in self._nodes and self._nodes[tick.node].skewed:
+                found[tick.node] = (*tick.gaps, Gap("clock", "skew"))
+        return found

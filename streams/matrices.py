@@ -1,0 +1,101 @@
+"""From blocks of many nodes to one matrix per family: columns are merged by metric name, rows sorted by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.base import FamilyMatrix
+from trainwarden.records import Block, Catalog, Tick, decode, encode
+
+Columns = tuple[tuple[str, ...], dict[str, NDArray[np.intp]]]
+
+
+class Catalogs:
+    """Column layouts by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Catalog] = {}
+        self._merged: dict[tuple[str, ...], Columns] = {}
+
+    def learn(self, catalog: Catalog) -> None:
+        """Take a catalogue in; the same id always means the same columns."""
+        self._by_id.setdefault(catalog.catalog_id, catalog)
+
+    def missing(self, tick: Tick) -> str | None:
+        """A catalogue id that the tick uses and nobody has sent yet."""
+        return next((block.catalog_id for block in tick.blocks if block.catalog_id not in self._by_id), None)
+
+    def misfit(self, tick: Tick) -> str | None:
+        """Why the tick cannot be read, None when it can. All its catalogues must be known."""
+        for block in tick.blocks:
+            width = len(self._by_id[block.catalog_id].metrics)
+            if len(block.values) != 4 * width * len(block.devices):
+                return (f"block {block.family}: {len(block.values)} bytes, expected {len(block.devices)} devices x {width} metrics"
+                        f" x 4 of catalogue {block.catalog_id}")  # fmt: skip
+        return None
+
+    def columns(self, catalog_ids: Iterable[str]) -> Columns:
+        """Union of the metric names of several layouts, and where each layout's columns go."""
+        key = tuple(sorted(set(catalog_ids)))
+        if key not in self._merged:
+            self._merged[key] = self._merge(key)
+        return self._merged[key]
+
+    def snapshot(self) -> list[bytes]:
+        """Every layout in wire form."""
+        return [encode(catalog) for catalog in self._by_id.values()]
+
+    def restore(self, state: list[bytes]) -> None:
+        """Take `snapshot`'s layouts over."""
+        self._by_id, self._merged = {}, {}
+        for payload in state:
+            self.learn(decode(payload))
+
+    def _merge(self, catalog_ids: tuple[str, ...]) -> Columns:
+        names: dict[str, int] = {}
+        for catalog_id in catalog_ids:
+            for metric in self._by_id[catalog_id].metrics:
+                names.setdefault(metric.name, len(names))
+        places = {
+            catalog_id: np.array([names[m.name] for m in self._by_id[catalog_id].metrics], dtype=np.intp) for catalog_id in catalog_ids
+        }
+        return tuple(names), places
+
+
+def family_matrices(ticks: Iterable[Tick], catalogs: Catalogs) -> dict[str, FamilyMatrix]:
+    """One matrix per family over ticks sorted by node."""
+    blocks: dict[str, list[tuple[str, Block]]] = {}
+    for tick in ticks:
+        for block in tick.blocks:
+            blocks.setdefault(block.family, []).append((tick.node, block))
+    return {family: _matrix(family, blocks[family], catalogs) for family in sorted(blocks)}
+
+
+def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) -> FamilyMatrix:
+    metrics, places = catalogs.columns(block.catalog_id for _, block in blocks)
+    entities = tuple((node, device) for node, block in blocks for device in block.devices)
+    if len(places) == 1:
+        flat = np.frombuffer(b"".join(block.values for _, block in blocks), dtype="<f4")
+        return FamilyMatrix(family, entities, metrics, flat.reshape(len(entities), len(metrics)).astype(np.float32))
+    values = np.full((len(entities), len(metrics)), np.nan, dtype=np.float32)
+    row = 0
+    for _, block in blocks:
+        count = len(block.devices)
+        values[row : row + count, places[block.catalog_id]] = np.frombuffer(block.values, dtype="<f4").reshape(count, -1)
+        row += count
+    return FamilyMatrix(family, entities, metrics, values)
+
+
+def pack(state: Any) -> bytes:
+    """MessagePack of plain containers."""
+    return msgspec.msgpack.encode(state)
+
+
+def unpack(payload: bytes) -> Any:
+    """Inverse of `pack`."""
+    return msgspec.msgpack.decode(payload)
