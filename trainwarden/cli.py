@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
-from typer.core import TyperGroup
 
 from trainwarden import __version__
 from trainwarden.errors import TrainwardenError
+
+ABOUT = "Names the culprit that stalls or slows a large training job, and heals the job."
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("trainwarden.commands.demo", "hurt a real training job on this machine and watch it heal"),
@@ -33,37 +33,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> Any:
-        del ctx
-        if name not in COMMANDS:
-            return None
-        module, help_text = COMMANDS[name]
-        if _only_listing():
-            return click.Command(name, help=help_text, short_help=help_text)
-        loaded: Any = typer.main.get_command(importlib.import_module(module).app)
-        loaded.name, loaded.short_help = name, help_text
-        return loaded
-
-
-def _only_listing() -> bool:
-    return len(sys.argv) == 1 or sys.argv[1:] in (["--help"], ["-h"])
-
-
-app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; default $TRAINWARDEN_CONFIG")]
 
 
-@app.callback()
-def root() -> None:
-    """Names the culprit that stalls or slows a large training job, and heals the job."""
+def _listing() -> typer.Typer:
+    """Root command that only lists: each real subcommand is a Typer of its own, imported when it is named."""
+    listing = typer.Typer(no_args_is_help=True, add_completion=False, help=ABOUT)
+    for name, (_, help_text) in COMMANDS.items():
+        listing.command(name, help=help_text)(_listed)
+    return listing
+
+
+def _listed() -> None:
+    return None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"trainwarden {__version__}")
         return 0
     try:
-        app(args=given, prog_name="trainwarden", standalone_mode=True)
+        if given and given[0] in COMMANDS:
+            importlib.import_module(COMMANDS[given[0]][0]).app(args=given[1:], prog_name=f"trainwarden {given[0]}")
+        else:
+            _listing()(args=given, prog_name="trainwarden")
     except TrainwardenError as error:
         print(f"trainwarden: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -17,7 +17,7 @@ from trainwarden.errors import ConfigError
 from trainwarden.registry import Registry
 from trainwarden.settings import describe, parse_settings, unknown_key
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 PLUGINS = {
     "detectors": ("detectors.base", "Detector", "detectors"),
@@ -51,7 +51,9 @@ def check(config: ConfigOption = None) -> None:
     """Read the configuration and every plugin table; exit 2 with one sentence when something is wrong."""
     loaded = configuration.load(config)
     check_plugins(loaded)
-    print(f"ok: cluster {loaded.cluster}, bus {loaded.kafka.url}, policy {loaded.policy_table.mode} ({loaded.policy.revision})")
+    print(
+        f"ok: cluster {loaded.cluster}, bus {loaded.kafka.url}, policy {loaded.policy_table.mode} ({loaded.policy.revision})"
+    )
 
 
 @app.command()

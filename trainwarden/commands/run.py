@@ -11,7 +11,7 @@ import typer
 
 from trainwarden.errors import UnavailableError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -20,5 +20,7 @@ def run(ctx: typer.Context) -> None:
     beside = Path(sys.executable).with_name("trainwarden-run")
     program = str(beside) if beside.exists() else shutil.which("trainwarden-run")
     if program is None:
-        raise UnavailableError("trainwarden-run is not installed here: pip install trainwarden-hook into the training environment")
+        raise UnavailableError(
+            "trainwarden-run is not installed here: pip install trainwarden-hook into the training environment"
+        )
     os.execv(program, [program, *ctx.args])

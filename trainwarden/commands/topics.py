@@ -9,7 +9,7 @@ from trainwarden import topics
 from trainwarden.bus import connect
 from trainwarden.cli import ConfigOption
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

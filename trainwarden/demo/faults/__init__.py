@@ -1,0 +1,1 @@
+"""Faults of the demonstration, one file each; a file here is the registration."""
