@@ -147,7 +147,9 @@ class Detector(ABC):
         onset_ns = int(facts.pop("onset_at_ns", window[0]))
         cluster = str(facts.pop("cluster", ""))
         job, attempt, clears = facts.get("job", ""), facts.get("attempt", 0), facts.get("clears", False)
-        identity = stable_id(self.name, self.version, kind, entity, job, attempt, clears, onset_ns // NS_PER_S, window[1])
+        identity = stable_id(
+            self.name, self.version, kind, entity, job, attempt, clears, onset_ns // NS_PER_S, window[1]
+        )
         return Verdict(cluster=cluster, observed_at_ns=window[1], verdict_id=identity, detector=self.name, version=self.version,
                        config_hash=self.config_hash, kind=kind, entity=entity, onset_at_ns=onset_ns, window_start_ns=window[0],
                        window_end_ns=window[1], **facts)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Detectors on probes between nodes: which link, which leaf, or everybody."""

@@ -1,0 +1,1 @@
+"""Detectors that know a code's meaning."""

@@ -1,0 +1,1 @@
+"""Lines per series that follow history and load."""

@@ -1,0 +1,1 @@
+"""Adaptors: files recorded elsewhere, read as a time-ordered stream of our records."""
