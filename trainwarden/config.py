@@ -20,6 +20,9 @@ from trainwarden.settings import option, parse_settings, unknown_key
 
 S = TypeVar("S")
 
+FOUND_HERE = (Path("trainwarden.toml"), Path("demo-run/trainwarden.toml"))
+"""Where a configuration is looked for when none is named: a user's own, then that of the last demonstration."""
+
 PLUGIN_TABLES = ("detectors", "rails", "backends", "notify")
 
 
@@ -174,14 +177,15 @@ def from_table(table: Mapping[str, Any]) -> Config:
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Config:
-    """Configuration from `path`, else from ``$TRAINWARDEN_CONFIG``, else the defaults.
+    """Configuration from `path`, else ``$TRAINWARDEN_CONFIG``, else the first of `FOUND_HERE` that exists, else the defaults.
 
     Raises
     ------
     ConfigError
         Unreadable file, broken TOML (with line), unknown key, wrong value.
     """
-    chosen = path or (Path(environment["TRAINWARDEN_CONFIG"]) if environment.get("TRAINWARDEN_CONFIG") else None)
+    named = environment.get("TRAINWARDEN_CONFIG")
+    chosen = path or (Path(named) if named else next((place for place in FOUND_HERE if place.exists()), None))
     if chosen is None:
         return from_table({})
     try:

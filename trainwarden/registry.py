@@ -85,4 +85,5 @@ def _plugins_of(module: ModuleType, base: type[T]) -> Iterator[type[T]]:
 
 
 def _name_of(plugin: object) -> str:
-    return str(getattr(plugin, "name", ""))
+    name = getattr(plugin, "name", None)
+    return name if isinstance(name, str) else ""

@@ -134,7 +134,7 @@ class Cluster:
 
     def start_service(self, name: str) -> Child:
         """Start (or start again) worker, store or actions."""
-        return self.children.start(name, self.trainwarden(name, "--config", str(self.directory / "services.toml")))
+        return self.children.start(name, self.trainwarden(name, "--config", str(self.directory / "trainwarden.toml")))
 
     def start_collector(self, number: int) -> Child:
         """Start (or start again) a node's collector."""
@@ -243,7 +243,7 @@ class Cluster:
 
     def _write_configs(self) -> None:
         common = f'cluster = "demo"\nrun_dir = {_toml(self.directory)}\n\n[kafka]\nurl = {_toml(self.kafka_url)}\n'
-        (self.directory / "services.toml").write_text(common + self._services_toml())
+        (self.directory / "trainwarden.toml").write_text(common + self._services_toml())
         for number in range(self.layout.nodes):
             (self.directory / self.node(number) / "collector.toml").write_text(common + self._collector_toml(number))
 
