@@ -1,0 +1,312 @@
+"""The public face of the training side: `attach`, `step`, `init_process_group`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trainwarden_hook.environment import Environment
+from trainwarden_hook.mailbox import Mailbox
+from trainwarden_hook.steps import Phase, StepRecorder
+from trainwarden_hook.wire import Sender
+
+if TYPE_CHECKING:
+    from trainwarden_hook.checkpoint import Saver, SaveReport
+
+log = logging.getLogger("trainwarden.hook")
+
+
+class StepScope:
+    """What ``with job.step(n) as s`` gives: the phase marks and `report`. One object serves all steps."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._step = -1
+
+    def aim(self, step: int) -> StepScope:
+        """Set the number of the next step."""
+        self._step = step
+        return self
+
+    def __enter__(self) -> StepScope:
+        self._job.enter_step(self._step)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._job.leave_step()
+
+    def data(self) -> Phase:
+        """Fetching the batch."""
+        return self._job.recorder.phases["data"]
+
+    def forward(self) -> Phase:
+        """Forward pass and loss."""
+        return self._job.recorder.phases["forward"]
+
+    def backward(self) -> Phase:
+        """Backward pass; split into local work and waiting for the others."""
+        return self._job.recorder.phases["backward"]
+
+    def optimizer(self) -> Phase:
+        """Optimizer step."""
+        return self._job.recorder.phases["optimizer"]
+
+    def report(self, loss: Any = None, samples: int | None = None) -> None:
+        """Say the loss (number or tensor) and the number of samples of this step on this rank."""
+        self._job.guard("report", lambda: self._job.recorder.report(loss, samples))
+
+
+class Job:
+    """One rank's connection to Trainwarden.
+
+    Nothing here stops or slows training: what fails is counted in ``errors`` by place and logged once.
+
+    Attributes
+    ----------
+    start_step
+        The first step to run: 0, or the step of the restored save.
+    extra
+        The script's own values (numbers, texts, tensors), saved and restored with the rest; for example the data position.
+    restored_from
+        ``memory``, ``disk``, ``peer`` or ``none``.
+    """
+
+    def __init__(self, environment: Environment | None = None) -> None:
+        self.environment = environment or Environment.read()
+        self.sender = Sender(self.environment.socket_path)
+        self.recorder = StepRecorder(self.sender, self.environment, None)
+        self.mailbox = Mailbox(self._why_not)
+        self.errors: Counter[str] = Counter()
+        self.start_step = 0
+        self.extra: dict[str, Any] = {}
+        self.restored_from = "none"
+        self.refused: list[str] = []
+        self._saver: Saver | None = None
+        self._state: Callable[[], dict[str, Any]] | None = None
+        self._every = 0
+        self._commanded: int | None = None
+        self._scope = StepScope(self)
+        self._evaluation_started = 0
+
+    def guard(self, place: str, action: Callable[[], Any]) -> Any:
+        """Run ``action``; a failure is counted, logged once per place, and yields ``None``."""
+        try:
+            return action()
+        except Exception:
+            self.errors[place] += 1
+            if self.errors[place] == 1:
+                log.exception("%s failed; training goes on without it", place)
+            return None
+
+    # -- opening
+
+    def open(self) -> None:
+        """Say hello to the collector and open the mailbox."""
+        environment = self.environment
+        self.sender.send("hello", {
+            **environment.identity(), "local_rank": environment.local_rank, "at_ns": time.time_ns(),
+        })
+        if environment.mailbox_path:
+            self.mailbox.open(environment.mailbox_path, environment.rank, environment.generation)
+
+    def tap_gradients(self, model: Any) -> None:
+        """Register the communication hook on a DDP model."""
+        if not hasattr(model, "register_comm_hook"):
+            return
+        from trainwarden_hook.gradients import GradientTap
+
+        group = model.process_group
+        tap = GradientTap(group.size(), group)
+        # DDP inspects the annotations of a hook and does not resolve text ones; a lambda has none.
+        model.register_comm_hook(None, lambda state, bucket: tap(state, bucket))
+        self.recorder.tap = tap
+
+    def use_saver(self, saver: Saver, state: Callable[[], dict[str, Any]], every: int) -> None:
+        """Save ``state()`` every ``every`` steps (0: by command only)."""
+        self._saver, self._state, self._every = saver, state, every
+
+    # -- steps
+
+    def step(self, step: int) -> StepScope:
+        """Context of the training step number ``step``."""
+        return self._scope.aim(step)
+
+    def enter_step(self, step: int) -> None:
+        """Step boundary: saves that are due, then the clock of the step."""
+        entered_ns = time.perf_counter_ns()
+        mailbox = self.mailbox
+        mailbox.current = step
+        checkpoint_ns = 0
+        if mailbox.save_at is not None or (self._every and step % self._every == 0 and step > self.start_step):
+            before = time.perf_counter_ns()
+            self.guard("save", lambda: self._save_if_due(step))
+            checkpoint_ns = time.perf_counter_ns() - before
+        try:
+            self.recorder.begin(step, checkpoint_ns, entered_ns)
+        except Exception:
+            self.errors["begin"] += 1
+
+    def leave_step(self) -> None:
+        """End of the step: measure and send."""
+        try:
+            self.recorder.end()
+            self.mailbox.step_ms = self.recorder.step_ns / 1e6
+        except Exception:
+            self.errors["end"] += 1
+            if self.errors["end"] == 1:
+                log.exception("a step could not be reported; training goes on")
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Mark an evaluation between steps, so that its length is not taken for a stall."""
+        started_ns, wall_ns = time.perf_counter_ns(), time.time_ns()
+        self.guard("evaluation", lambda: self.recorder.send_phase("eval"))
+        try:
+            yield
+        finally:
+            duration_ns = time.perf_counter_ns() - started_ns
+            self.guard("evaluation", lambda: self.recorder.send_evaluation(wall_ns, duration_ns))
+            self.recorder.forget_gap()
+
+    # -- saving
+
+    def _why_not(self) -> str:
+        """Reason why this rank could not save now; called by the mailbox thread."""
+        if self._saver is None:
+            return "this script has attached no model to save"
+        return ""
+
+    def _save_if_due(self, step: int) -> None:
+        wanted = self.mailbox.save_at
+        commanded = wanted is not None and step >= wanted
+        if not commanded and not (self._every and step % self._every == 0):
+            return
+        if commanded:
+            self.mailbox.save_at = None
+        failure = self._save(step, wanted if commanded else None)
+        if failure is not None:
+            self.on_save(failure)
+
+    def _save(self, step: int, wanted: int | None) -> SaveReport | None:
+        from trainwarden_hook.checkpoint import SaveReport
+
+        self._commanded = wanted
+        if wanted is not None and step != wanted:
+            return SaveReport(wanted, "memory", False, f"step {wanted} was passed over; the script is at {step}")
+        bad = self.recorder.last_is_bad()
+        if bad:
+            return SaveReport(step, "memory", False, bad)
+        if self._saver is None or self._state is None:
+            return SaveReport(step, "memory", False, self._why_not())
+        return self._saver.save(step, self._state(), must=wanted is not None)
+
+    def on_save(self, report: SaveReport) -> None:
+        """Tell collector and launcher what became of a save."""
+        self.sender.send("save", {
+            **self.environment.identity(), "step": report.step, "bytes": report.size_bytes, "stall_ms": report.stall_ms,
+            "persist_ms": report.persist_ms, "where": report.where, "ok": report.ok, "error": report.error,
+        })
+        if not report.ok:
+            log.warning("save of step %d to %s: %s", report.step, report.where, report.error)
+        if report.where == "memory" and report.step == self._commanded:
+            self.mailbox.tell_saved({
+                "step": report.step, "ok": report.ok, "error": report.error,
+                "stall_ms": report.stall_ms, "bytes": report.size_bytes,
+            })
+
+    # -- the end
+
+    def finish(self, reason: str = "finished") -> None:
+        """Last call of a script: wait for all ranks (so that none is taken for lost), send what is left.
+
+        The process group stays; destroy it afterwards.
+        """
+        self.guard("barrier", _barrier)
+        if self._saver is not None:
+            self.guard("saver", self._saver.close)
+        self.guard("drain", self.recorder.drain)
+        self.sender.send("bye", {**self.environment.identity(), "reason": reason, "errors": sum(self.errors.values())})
+        self.mailbox.close()
+
+
+def _barrier() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def init_process_group(backend: str | None = None, timeout_s: float | None = None) -> None:
+    """``torch.distributed.init_process_group`` with a time-out of seconds instead of half an hour.
+
+    Parameters
+    ----------
+    backend
+        ``gloo``, ``nccl``; default by whether CUDA is there.
+    timeout_s
+        Default: ``--pg-timeout`` of the launcher (60).
+    """
+    import torch
+    import torch.distributed as dist
+
+    limit_s = timeout_s if timeout_s is not None else Environment.read().pg_timeout_s
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(chosen, timeout=timedelta(seconds=limit_s))
+
+
+def attach(
+    model: Any, optimizer: Any, *, checkpoint_every: int = 0,
+    stateful: Mapping[str, Any] | None = None, extra: dict[str, Any] | None = None, persist: str = "node",
+) -> Job:
+    """Connect a model and its optimizer: gradient hook, saves, and the restore of the newest good save.
+
+    Parameters
+    ----------
+    model
+        A ``DistributedDataParallel`` model (the step is split and averaged as before), or any module.
+    optimizer
+        Its optimizer.
+    checkpoint_every
+        Steps between saves to memory; 0 saves by command only.
+    stateful
+        More objects with ``state_dict`` / ``load_state_dict`` (scheduler, scaler), by name.
+    extra
+        The script's own values; restored ones replace those given here.
+    persist
+        Who writes to disk: ``node`` (local rank 0 of each node), ``all``, ``none``.
+
+    Returns
+    -------
+    Job
+        ``start_step`` says where to go on.
+
+    Raises
+    ------
+    RuntimeError
+        The agreed save could not be loaded: going on would let the ranks differ.
+    """
+    from trainwarden_hook.attaching import attach as connect_all
+
+    return connect_all(model, optimizer, checkpoint_every, stateful or {}, extra or {}, persist)
+
+
+_plain: list[Job] = []
+
+
+def step(number: int | None = None) -> StepScope:
+    """A step of a script that attaches nothing; numbers count up by themselves."""
+    if not _plain:
+        job = Job()
+        job.guard("open", job.open)
+        _plain.append(job)
+    job = _plain[0]
+    return job.step(job.recorder.step + 1 if number is None else number)
+
+

@@ -1,0 +1,114 @@
+"""``trainwarden-run``: the elastic launcher of one node."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from trainwarden_hook import segments, zygote
+from trainwarden_hook.addresses import UsageError, bind_sentence
+from trainwarden_hook.options import Options, parse
+from trainwarden_hook.supervisor import Supervisor
+
+EXIT_WORKERS_FAILED = 1
+EXIT_USAGE = 2
+log = logging.getLogger("trainwarden.launcher")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job on this node.
+
+    Returns
+    -------
+    int
+        0 finished or stopped by order, 1 the workers failed too often, 2 wrong use, 128 + n after signal n.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+        return _run(options)
+    except UsageError as error:
+        print(f"trainwarden-run: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _run(options: Options) -> int:
+    _check_script(options.script)
+    run_dir = _make_run_dir(options)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if options.workers_per_node > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    missing = zygote.preload(options.preload)
+    if "torch" in missing:
+        raise UsageError("torch is not installed in this environment; trainwarden-run needs torch 2.13 or newer")
+    from trainwarden_hook import elastic, worlds
+
+    nursery = zygote.start()
+    try:
+        _install_signals()
+        elastic.quiet_hostname(options.node)
+        supervisor = Supervisor(options, nursery, run_dir)
+        code = worlds.Runner(supervisor, run_dir).run()
+    except elastic.SignalException as end:
+        code = 128 + int(end.sigval)
+    except OSError as error:
+        raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
+    finally:
+        _ignore_signals()
+        nursery.close()
+        _clean(options, run_dir)
+    return code
+
+
+def _check_script(script: list[str]) -> None:
+    if script[0] != "-m" and not os.path.isfile(script[0]):
+        raise UsageError(f"there is no training script {script[0]!r} in {os.getcwd()}")
+
+
+def _make_run_dir(options: Options) -> str:
+    if not options.run_dir:
+        return tempfile.mkdtemp(prefix="trainwarden-")
+    try:
+        os.makedirs(options.run_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create the run directory {options.run_dir}: {error.strerror}") from error
+    if not os.access(options.run_dir, os.W_OK):
+        raise UsageError(f"no permission to write in the run directory {options.run_dir}")
+    return os.path.abspath(options.run_dir)
+
+
+def _install_signals() -> None:
+    from trainwarden_hook.elastic import SignalException
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise SignalException(f"launcher got signal {number}", signal.Signals(number))
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C must not break the cleaning up."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _clean(options: Options, run_dir: str) -> None:
+    segments.unlink_all(options.job, options.node)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(run_dir, "mailbox.sock"))
+    if not options.run_dir:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
