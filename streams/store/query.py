@@ -1,0 +1,99 @@
+"""Asking the store: one query, or a saved one by ``@name``, read-only, as text."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+
+from streams.store.connect import connect
+from streams.store.errors import StoreError, store_errors
+from trainwarden.config import Config
+from trainwarden.errors import UnavailableError, UsageError
+
+FORMATS = {"table": "PrettyCompactMonoBlock", "csv": "CSVWithNames", "json": "JSONEachRow", "markdown": "Markdown"}
+
+READ_ONLY = {
+    "readonly": 1,
+    "max_execution_time": 60,
+    "max_memory_usage": 4 * 1024**3,
+    "output_format_pretty_color": 0,
+    "output_format_pretty_row_numbers": 0,
+    "output_format_pretty_max_rows": 10_000,
+    "output_format_pretty_max_value_width": 400,
+    "output_format_json_quote_64bit_integers": 0,
+}
+"""A question may not change anything, take the store's memory or run for ever."""
+
+
+@dataclass(frozen=True)
+class SavedQuery:
+    """A question worth keeping. `about` is the first comment line of its file."""
+
+    name: str
+    about: str
+    text: str
+
+
+def saved_queries() -> dict[str, SavedQuery]:
+    """The saved queries of this build, by name."""
+    found = {}
+    for entry in sorted(files("streams.store").joinpath("queries").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".sql"):
+            name, text = entry.name.removesuffix(".sql"), entry.read_text(encoding="utf-8")
+            found[name] = SavedQuery(name, text.splitlines()[0].removeprefix("--").strip(), text)
+    return found
+
+
+def sql(config: Config, query: str, format: str = "table") -> str:
+    """Answer of the store to `query`, as text.
+
+    Parameters
+    ----------
+    query
+        One statement, or ``@name`` of a saved query; ``@`` alone lists those.
+    format
+        ``table``, ``csv``, ``json`` (one object a line) or ``markdown``.
+
+    Raises
+    ------
+    UsageError
+        Unknown format or saved query, or a statement that the store refuses; the store's own reason is given.
+    UnavailableError
+        The store does not answer.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: expected one of {', '.join(FORMATS)}")
+    if query.strip() == "@":
+        return "".join(f"@{saved.name:22} {saved.about}\n" for saved in saved_queries().values())
+    text = resolve(query)
+    try:
+        with store_errors("the store refused the query"), contextlib.closing(connect(config.store.url)) as client:
+            return bytes(client.raw_query(text, fmt=FORMATS[format], settings=READ_ONLY)).decode(errors="replace")
+    except StoreError as error:
+        if "Code:" in str(error):
+            raise UsageError(_short(str(error))) from None
+        raise UnavailableError(
+            f"no store answers at {config.store.url}: start `trainwarden store`, or set store.url ({error})"
+        ) from None
+
+
+def resolve(query: str) -> str:
+    """The text of `query`: itself, or the saved query that ``@name`` names."""
+    text = query.strip().rstrip(";")
+    if not text.startswith("@"):
+        return text
+    saved = saved_queries()
+    if text[1:] not in saved:
+        near = difflib.get_close_matches(text[1:], saved, n=1)
+        hint = f"did you mean @{near[0]}?" if near else f"known: {', '.join('@' + name for name in saved)}"
+        raise UsageError(f"no saved query is called {text}: {hint}")
+    return saved[text[1:]].text.strip().rstrip(";")
+
+
+def _short(message: str) -> str:
+    """The store's sentence without its wrapping and version number."""
+    message = re.sub(r"(Code: \d+\. DB::Exception: )+", "", message)
+    return re.sub(r"\s*\(version [^)]*\).*$", "", message, flags=re.S)
