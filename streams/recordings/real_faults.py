@@ -108,6 +108,7 @@ def read(folder: Path, run: str) -> list[Record]:
     steps, nodes = _table(folder, f"{run}.csv"), _table(folder, f"{run}.nodes.csv")
     hosts = _table(folder, f"{run}.host.csv") if _find(folder, f"{run}.host.csv") else []
     generations = _generations(folder, run)
+    _mark_end(generations, steps)
     timed: list[Record] = [*_step_records(run, steps, generations), *_node_records(run, nodes, hosts, generations)]
     timed += _topologies(run, generations)
     timed.sort(key=lambda record: (record.observed_at_ns, type(record).__name__ != "TopologyEvent", record.node, record.seq))
@@ -120,6 +121,7 @@ class _Generation:
     start_ns: int
     ranks: dict[int, str] = field(default_factory=dict)
     pids: dict[int, str] = field(default_factory=dict)
+    finished_ns: int = 2**63 - 1
 
     def rank_on(self, node: str) -> int:
         """Rank that runs on `node`, -1 when none does."""
@@ -138,6 +140,17 @@ def _generations(folder: Path, run: str) -> list[_Generation]:
         found[-1].ranks[rank] = node_name(event["node"])
         found[-1].pids[rank] = str(event["pid"])
     return found
+
+
+def _mark_end(generations: list[_Generation], steps: list[dict[str, str]]) -> None:
+    """The table of nodes has no exit codes: processes that end after the last step of the last generation have finished their work.
+
+    The launcher starts a new generation after every failure, so an end with nothing after it is the end of the job.
+    """
+    if generations and steps:
+        last_ns = max(_ns(row["wall"]) for row in steps)
+        if last_ns > generations[-1].start_ns:
+            generations[-1].finished_ns = last_ns
 
 
 def _attempt_at(generations: list[_Generation], at_ns: int) -> _Generation:
@@ -284,10 +297,11 @@ def _exits(run: str, span: _Span, second: int, generations: list[_Generation]) -
             continue
         generation = _attempt_at(generations, _ns(row["wall"]))
         rank = generation.rank_on(span.node)
+        code = "0" if _ns(row["wall"]) >= generation.finished_ns else "unknown"
         attributes = {"rank": str(rank), "pid": generation.pids.get(rank, ""), "generation": str(generation.attempt)}
-        line = f"rank {rank} is no more (exit code not recorded)"
+        line = f"rank {rank} is no more (exit code {code})"
         yield LogEvent(cluster=CLUSTER, node=span.node, seq=second * 10 + number, observed_at_ns=_ns(row["wall"]), boot_id=run,
-                       source="agent", severity="error", code="worker_exit:unknown", line=line, attributes=attributes, job=run,
+                       source="agent", severity="error", code=f"worker_exit:{code}", line=line, attributes=attributes, job=run,
                        attempt=generation.attempt, rank=rank)  # fmt: skip
 
 
