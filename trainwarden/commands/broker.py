@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def run(
     if kind == "tansu":
         from trainwarden.embedded import tansu
 
-        tansu.serve(host, port, directory, stop)
+        tansu.serve(directory / "broker.log", port, logging.getLogger("broker").info, stop)
     elif kind == "kafka":
         from trainwarden.embedded import kafka
 

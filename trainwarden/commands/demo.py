@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,23 +16,30 @@ import typer
 
 from trainwarden.errors import UnavailableError, UsageError
 
+MARKER = ".trainwarden-demo"
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Fault = Annotated[str, typer.Option(help="freeze, kill, slow, slow-loader, nan, xid-log, link or none")]
+Seed = Annotated[int, typer.Option(help="which node is hurt, and how")]
+Directory = Annotated[Path, typer.Option(help="where all is written; what an earlier demonstration left there goes")]
+KafkaUrl = Annotated[str | None, typer.Option(help="kafka://host:port of a broker that runs; default: an embedded one")]
+Broker = Annotated[str, typer.Option(help="embedded broker: tansu or kafka")]
+ModeOption = Annotated[str, typer.Option(help="how far the action service may go")]
+Minutes = Annotated[float, typer.Option(help="length of a run with --fault none")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write the outcome here too")]
 
 
 @app.command()
 def run(
-    fault: Annotated[str, typer.Option(help="freeze, kill, slow, slow-loader, nan, xid-log, link or none")] = "freeze",
-    seed: Annotated[int, typer.Option(help="which node is hurt, and how")] = 0,
-    directory: Annotated[
-        Path | None, typer.Option(help="where everything is written; default: a new directory, removed at the end")
-    ] = None,
-    kafka: Annotated[
-        str | None, typer.Option(help="kafka://host:port of a broker that runs; default: an embedded one")
-    ] = None,
-    broker: Annotated[str, typer.Option(help="embedded broker: tansu or kafka")] = "tansu",
-    mode: Annotated[str, typer.Option(help="how far the action service may go")] = "auto",
-    minutes: Annotated[float, typer.Option(help="length of a run with --fault none")] = 15.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the outcome here too")] = None,
+    fault: Fault = "freeze",
+    seed: Seed = 0,
+    directory: Directory = Path("demo-run"),
+    kafka: KafkaUrl = None,
+    broker: Broker = "tansu",
+    mode: ModeOption = "auto",
+    minutes: Minutes = 15.0,
+    json_file: JsonFile = None,
 ) -> None:
     """Train a real model on four ranks, hurt one of them, and watch the job heal; exit 0 only if all was right."""
     from trainwarden.demo import report, scenario
@@ -45,26 +52,20 @@ def run(
         require_namespaces()
     _require_training()
     signal.signal(signal.SIGTERM, _interrupt)
-    home = _home(directory)
+    layout = Layout(_home(directory), seed=seed, broker=broker, kafka_url=kafka, mode=mode)
     begun = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - begun:7.2f}  {line}", flush=True)
 
     try:
-        layout = Layout(home, seed=seed, broker=broker, kafka_url=kafka, mode=mode)
         result = scenario.run(layout, chosen, say, quiet_s=minutes * 60)
     except KeyboardInterrupt:
         print("stopped: every process of the demonstration is gone", file=sys.stderr)
         raise SystemExit(130) from None
-    finally:
-        if directory is None:
-            shutil.rmtree(home, ignore_errors=True)
     print(report.table(result))
     if json_file is not None:
-        json_file.write_text(
-            json.dumps({"injection": asdict(result.injection), "outcome": asdict(result.outcome)}, indent=1)
-        )
+        json_file.write_text(json.dumps({"injection": asdict(result.injection), "outcome": asdict(result.outcome)}, indent=1))
     raise SystemExit(0 if result.outcome.passed else 1)
 
 
@@ -73,27 +74,22 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _home(directory: Path | None) -> Path:
-    if directory is None:
-        return Path(tempfile.mkdtemp(prefix="trainwarden-demo-"))
+def _home(directory: Path) -> Path:
+    """The directory, empty but for our marker; one that holds anything of somebody else's is refused."""
+    marker = directory / MARKER
     try:
+        if directory.exists() and any(directory.iterdir()) and not marker.exists():
+            raise UsageError(f"{directory}: is not empty and was not made by a demonstration: choose another --directory")
+        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".writable").touch()
-        (directory / ".writable").unlink()
+        marker.touch()
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written ({error.strerror}): choose another --directory") from None
     return directory
 
 
 def _require_training() -> None:
-    for module, package in (
-        ("torch", "trainwarden[demo]"),
-        ("trainwarden_hook", "trainwarden-hook"),
-        ("sklearn", "trainwarden[demo]"),
-    ):
-        try:
-            found = __import__("importlib.util", fromlist=["util"]).find_spec(module)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
+    needs = (("torch", "trainwarden[demo]"), ("trainwarden_hook", "trainwarden-hook"), ("sklearn", "trainwarden[demo]"))
+    for module, package in needs:
+        if importlib.util.find_spec(module) is None:
             raise UnavailableError(f"the demonstration needs {module}: pip install {package}")

@@ -1,0 +1,1 @@
+"""Tests, a mirror of the code; recordings, faults and scenarios beside."""

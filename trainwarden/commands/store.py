@@ -1,0 +1,20 @@
+"""`trainwarden store`."""
+
+from __future__ import annotations
+
+import typer
+
+from trainwarden import config as configuration
+from trainwarden.cli import ConfigOption
+from trainwarden.commands.lifecycle import configure_logging
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(config: ConfigOption = None, log_level: str = "INFO") -> None:
+    """Write every topic into the store until SIGTERM; serves the store itself when `store.directory` is set."""
+    from streams.store.service import run as serve
+
+    configure_logging(log_level)
+    serve(configuration.load(config))
