@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server import RunResult, SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -93,7 +94,9 @@ class _Rendezvous(RendezvousHandler):
                 timeout=timedelta(seconds=STORE_TIMEOUT_S),
             )
             port = self._worker_store.port
-        info = RendezvousStoreInfo.build(rank, store, self._local_addr, server_port=port or None)
+        # torchelastic has published a port under the plain keys already; ours must not be mistaken for it.
+        shelf = dist.PrefixStore("workers", store)
+        info = RendezvousStoreInfo.build(rank, shelf, self._local_addr, server_port=port or None)
         return RendezvousInfo(store, rank, world, info)
 
 
@@ -227,7 +230,11 @@ class FreeRendezvous(_Rendezvous):
         if now - self._looked_at < WAITING_CHECK_S:
             return 0
         self._looked_at = now
-        return int(self._inner.num_nodes_waiting())
+        try:
+            return int(self._inner.num_nodes_waiting())
+        except RendezvousConnectionError:
+            # Nobody can ask to join through a store that is gone; the workers do not need it and go on.
+            return 0
 
 
 class Agent(SimpleElasticAgent):

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server import WorkerSpec, WorkerState
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from trainwarden_hook.elastic import Agent, FreeRendezvous, Interrupted, OrderedRendezvous
 from trainwarden_hook.lines import connect
@@ -155,7 +155,7 @@ class Runner:
                 host, port = self._endpoint
                 store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
                 return self._count_arrivals(store, deadline)
-            except (dist.DistNetworkError, dist.DistStoreError) as error:
+            except dist.DistError as error:
                 log.info("the rendezvous store at %s:%d does not answer yet: %s", *self._endpoint, str(error)[:80])
                 if self._supervisor.interrupted():
                     return self._supervisor.take_order(0)
@@ -195,7 +195,7 @@ class Runner:
             return "finished" if result.state == WorkerState.SUCCEEDED else "failed"
         except Interrupted:
             return "interrupted"
-        except (TimeoutError, ConnectionError, dist.DistError, dist.DistNetworkError, dist.DistStoreError) as error:
+        except (TimeoutError, ConnectionError, RendezvousError, dist.DistError) as error:
             log.warning("the world did not come together: %s", str(error).splitlines()[0])
             return "lonely"
         finally:
