@@ -1,0 +1,41 @@
+# make demo   hurt a real training job on this machine and watch it heal   (FAULT=kill SEED=3 choose another fault)
+# make test   lint, types, import contracts and every test
+# Both create the virtual environment and install what they need; VENV=/path shares one.
+
+PYTHON ?= python3
+VENV ?= .venv
+FAULT ?= freeze
+SEED ?= 0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.trainwarden-installed
+
+.PHONY: demo test lint unit bench clean install
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml hook/pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable hook --editable ".[demo,gnn,notebooks,dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/trainwarden demo --fault $(FAULT) --seed $(SEED)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy hook/trainwarden_hook
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest
+
+test: lint unit
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo-run .pytest_cache .mypy_cache .ruff_cache
