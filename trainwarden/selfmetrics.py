@@ -23,6 +23,8 @@ MetricName = Literal[
     "tw_source_gaps_total",  # ticks in which a source had nothing, by source and reason
     "tw_spooled_records_total",  # records that went to disk because Kafka was away
     "tw_spool_dropped_total",  # records thinned or lost by a full spool, by topic
+    "tw_ticks_missed_total",  # grid ticks that the agent slept through
+    "tw_hook_dropped_total",  # datagrams that the training hook could not send, as it says itself
     "tw_bad_datagrams_total",  # hook datagrams that were no JSON of ours
     "tw_log_lines_dropped_total",  # log lines over the rate limit, by file
     "tw_probe_refused_total",  # probes that the responder did not answer, by reason
