@@ -1,0 +1,302 @@
+"""The node agent: samples all sources once a second on a grid common to all nodes, and says one message about it.
+
+`run` is the service, `collect_once` one sample as plain data, for people.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from collectors.announce import Announcer
+from collectors.base import Context, Facts, Sample, Source, Worker, registry
+from collectors.files import Files
+from collectors.outbox import Outbox, Sender
+from collectors.ranks import RankBoard
+from collectors.runner import Round, take
+from collectors.spool import Spool, Value
+from trainwarden import topics
+from trainwarden.bus import Bus, connect
+from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock, SystemClock
+from trainwarden.config import Config
+from trainwarden.errors import ConfigError, UnavailableError
+from trainwarden.records import Block, Gap, Placement, Tick
+from trainwarden.selfmetrics import Metrics, serve
+from trainwarden.settings import parse_settings, unknown_key
+
+logger = logging.getLogger(__name__)
+
+JITTER_MAX_MS = 200
+DEADLINE_SHARE = 0.5
+ALIVE_TICKS = 5
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an agent is built of, so that a test can put in its own."""
+
+    clock: Clock
+    spool: Spool
+    outbox: Outbox
+    sender: Sender
+    ranks: RankBoard
+    sources: Sequence[Source]
+    metrics: Metrics
+    announcer: Announcer
+
+
+class Agent:
+    """One node's agent.
+
+    Parameters
+    ----------
+    interval_ms
+        Ticks lie at whole multiples of it plus this node's jitter (stable, under 200 ms and a fifth of the interval).
+    """
+
+    def __init__(self, node: str, block: bytes, interval_ms: int, parts: Parts) -> None:
+        self._block = block
+        self._interval_ms = interval_ms
+        self._jitter_ns = zlib.crc32(node.encode()) % min(JITTER_MAX_MS, max(1, interval_ms // 5)) * NS_PER_MS
+        self._parts = parts
+        self._round = Round(parts.sources, parts.metrics, interval_ms * DEADLINE_SHARE / 1000)
+        self._sending = Worker("tw-sender", self._send_turn, self._sender_failed)
+        self._stop_read, self._stop_write = os.pipe()
+        os.set_blocking(self._stop_write, False)
+        self._last_tick_ns = 0
+
+    def start(self) -> None:
+        """Start the sources and the sender; a source that cannot start stays off, with its reason in each tick."""
+        for source in self._parts.sources:
+            source.start()
+        self._sending.start()
+
+    def run(self) -> None:
+        """Tick until `stop` is called."""
+        self._parts.metrics.set("tw_up", 1)
+        while not self._wait(self.next_tick_ns() - self._parts.clock.now_ns()):
+            self.tick()
+
+    def stop(self) -> None:
+        """End `run`; may be called from a signal handler or another thread."""
+        try:
+            os.write(self._stop_write, b"x")
+        except BlockingIOError:
+            return  # it was asked to stop often enough
+
+    def close(self) -> None:
+        """Stop the sources, hand over what can be handed over within a moment; the rest stays in the spool."""
+        for source in self._parts.sources:
+            source.close()
+        self._sending.close(timeout_s=5.0)
+        self._parts.outbox.leave()
+        self._parts.sender.deliver()
+        self._parts.sender.close()
+        self._parts.spool.close()
+        os.close(self._stop_read)
+        os.close(self._stop_write)
+
+    def next_tick_ns(self) -> int:
+        """The next moment of the grid on the wall clock."""
+        interval_ns = self._interval_ms * NS_PER_MS
+        return ((self._parts.clock.now_ns() - self._jitter_ns) // interval_ns + 1) * interval_ns + self._jitter_ns
+
+    def tick(self) -> None:
+        """Sample everything once and publish it."""
+        parts = self._parts
+        now_ns = parts.clock.now_ns()
+        self._count_missed(now_ns)
+        samples = self._round.collect(now_ns)
+        gaps = [gap for sample in samples for gap in sample.gaps]
+        if parts.spool.disk_full:
+            gaps.append(Gap("spool", "spool_full"))
+        blocks = tuple(block for sample in samples for block in sample.blocks)
+        tick = Tick(observed_at_ns=now_ns, interval_ms=self._interval_ms, blocks=blocks, placements=placements(parts.ranks),
+                    gaps=tuple(gaps))  # fmt: skip
+        parts.announcer.announce(parts.outbox.take_layout_change())
+        parts.outbox.put(topics.TICKS.name, self._block, tick, Value.TICK)
+        parts.outbox.leave()
+
+    def _count_missed(self, now_ns: int) -> None:
+        elapsed = (now_ns - self._last_tick_ns) / (self._interval_ms * NS_PER_MS)
+        if self._last_tick_ns and elapsed > 1.5:
+            self._parts.metrics.count("tw_ticks_missed_total", math.floor(elapsed - 0.5))
+        self._last_tick_ns = now_ns
+
+    def _wait(self, duration_ns: int) -> bool:
+        """Sleep; true when the agent is to stop. The clock may be stepped meanwhile: no sleep is longer than an interval."""
+        bounded_s = min(max(0, duration_ns), self._interval_ms * NS_PER_MS) / NS_PER_S
+        readable, _, _ = select.select([self._stop_read], [], [], bounded_s)
+        return bool(readable)
+
+    def _send_turn(self) -> None:
+        outbox, sender = self._parts.outbox, self._parts.sender
+        if not outbox.waiting.wait(1.0):
+            return
+        outbox.waiting.clear()
+        if not sender.deliver():
+            self._sending.wait(sender.backoff_s)
+            outbox.waiting.set()
+
+    def _sender_failed(self, error: Exception) -> None:
+        logger.exception("sending failed: %s", error)
+        self._parts.outbox.waiting.set()
+
+
+def placements(ranks: RankBoard) -> tuple[Placement, ...]:
+    """The ranks that run here."""
+    states = [state for layout in ranks.layouts().values() for state in layout]
+    return tuple(Placement(s.job, s.generation, s.rank, "cpu") for s in states if not s.ended_monotonic_ns)
+
+
+def source_tables(config: Config, node: str, socket_path: Path) -> dict[str, dict[str, Any]]:
+    """Settings of each source: those of ``[collector]`` that concern it, below its own table."""
+    collector = config.collector
+    tables: dict[str, dict[str, Any]] = {
+        "steps": {"socket": str(socket_path)},
+        "logfile": {"files": dict(collector.log_files)},
+        "mesh": {
+            "rail_address": collector.rail_address,
+            "probe_port": collector.probe_port,
+            "peers": {name: address for name, address in collector.peers.items() if name != node},
+        },
+    }
+    known = registry().all()
+    for name, table in collector.sources.items():
+        if name not in known:
+            raise ConfigError(unknown_key("collector.sources", name, list(known)))
+        tables[name] = {**tables.get(name, {}), **table}
+    return tables
+
+
+def build_sources(tables: Mapping[str, Mapping[str, Any]], context: Context) -> list[Source]:
+    """Every source that is not switched off, each with descriptors of its own."""
+    sources = []
+    for name, kind in registry().all().items():
+        table = dict(tables.get(name, {}))
+        if table.pop("enabled", True):
+            own = replace(context, files=Files(Path(context.files.root or "/"), context.clock))
+            sources.append(kind(own, parse_settings(kind.Settings, table, f"collector.sources.{name}")))
+    return sources
+
+
+def node_name(config: Config) -> str:
+    """The configured node name, else the host's."""
+    return config.collector.node or socket.gethostname()
+
+
+def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
+    """An agent from its configuration. Raises `UsageError` kinds for what a person must mend."""
+    node, collector = node_name(config), config.collector
+    spool_directory = config.path(collector.spool_directory, node, "spool")
+    metrics = Metrics("collector")
+    spool = Spool(spool_directory, collector.spool_bytes, metrics)
+    boot_id = uuid.uuid4().hex[:16]
+    block = topics.node_block(node, collector.rack)
+    outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics)
+    ranks = RankBoard(spool_directory / "ranks.json")
+    context = Context(node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts())
+    sources = build_sources(source_tables(config, node, config.path(collector.socket, node, "hook.sock")), context)
+    sender = Sender(lambda: bus or connect(config.kafka.url), spool, clock, metrics)
+    announcer = Announcer(node, collector.rack, clock, outbox, ranks, context.facts, sources)
+    return Agent(node, block, collector.interval_ms, Parts(clock, spool, outbox, sender, ranks, sources, metrics, announcer))
+
+
+def run(config: Config) -> None:
+    """Run the agent until SIGTERM or SIGINT, then hand over what waits and clean up.
+
+    Raises
+    ------
+    UsageError
+        When the spool, the socket or the metrics port cannot be had, or a setting is wrong.
+    """
+    agent = build(config, SystemClock())
+    page = _serve(agent._parts.metrics, config.collector.metrics_listen)
+    before = {number: signal.signal(number, _stopper(agent)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        agent.start()
+        logger.info("collector of node %s runs", node_name(config))
+        agent.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if page is not None:
+            page.shutdown()
+        agent.close()
+
+
+def _stopper(agent: Agent) -> Any:
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        agent.stop()
+
+    return stop
+
+
+def _serve(metrics: Metrics, listen: str) -> Any:
+    if not listen:
+        return None
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit():
+        raise ConfigError(f"collector.metrics_listen: {listen!r} is no host:port such as 127.0.0.1:9470")
+    try:
+        return serve(metrics, host or "0.0.0.0", int(port))
+    except OSError as error:
+        raise UnavailableError(f"metrics page cannot listen on {listen} ({error.strerror}): set collector.metrics_listen") from None
+
+
+def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
+    """What the sources read now, as plain data: values by family, device and metric (None where absent), and reasons.
+
+    Two samples are taken, one interval apart, because rates need two; nothing is published, no socket is opened.
+    """
+    chosen = clock or SystemClock()
+    node = node_name(config)
+    context = Context(node, chosen, Files(config.collector.root, chosen), RankBoard(), _Nowhere(), Metrics("collector"),
+                      config.run_dir, config.run_dir, Facts())  # fmt: skip
+    tables = source_tables(config, node, config.path(config.collector.socket, node, "hook.sock"))
+    sources = build_sources(tables, context)
+    for source in sources:
+        take(source, chosen.now_ns())
+    chosen.sleep(config.collector.interval_ms / 1000)
+    samples = {source.name: take(source, chosen.now_ns()) for source in sources}
+    families = {family.name: [metric.name for metric in family.metrics] for source in sources for family in source.families}
+    return {
+        "node": node,
+        "observed_at_ns": chosen.now_ns(),
+        "families": _families([block for sample in samples.values() for block in sample.blocks], families),
+        "gaps": [{"source": gap.source, "reason": gap.reason} for gap in _gaps(samples)],
+    }
+
+
+def _families(blocks: Sequence[Block], names: Mapping[str, list[str]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for block in blocks:
+        rows = found.setdefault(block.family, {})
+        for device, values in block.rows():
+            rows[device] = {n: None if math.isnan(v) else v for n, v in zip(names[block.family], values, strict=True)}
+    return found
+
+
+def _gaps(samples: Mapping[str, Sample]) -> list[Gap]:
+    return [gap for sample in samples.values() for gap in sample.gaps]
+
+
+class _Nowhere:
+    """An outlet for one-off samples: nothing is published."""
+
+    def log(self, *_: Any, **__: Any) -> None: ...
+    def step(self, *_: Any) -> None: ...
+    def dead(self, *_: Any) -> None: ...
+    def topology_changed(self) -> None: ...

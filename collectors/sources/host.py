@@ -1,0 +1,191 @@
+"""The machine itself: processors, memory, pressure, TCP retransmits, disks, from /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, SourceError, family, highest
+from collectors.files import to_number
+from trainwarden.clock import NS_PER_S
+from trainwarden.settings import option
+
+SECTOR_BYTES = 512
+WHOLE_DISK = re.compile(r"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+)")
+
+HOST = family(
+    "host", "host",
+    ("cpu_busy_ratio", "ratio", "gauge", "share of all processors' time that was not idle or waiting for disks"),
+    ("cpu_user_ratio", "ratio", "gauge", "share in user code, niced included"),
+    ("cpu_system_ratio", "ratio", "gauge", "share in the kernel, interrupts included"),
+    ("cpu_iowait_ratio", "ratio", "gauge", "share idle with a disk request under way"),
+    ("cpu_steal_ratio", "ratio", "gauge", "share taken by the hypervisor"),
+    ("load1", "tasks", "gauge", "load average of one minute"),
+    ("runnable_tasks", "tasks", "gauge", "tasks running or ready to run"),
+    ("mem_available_ratio", "ratio", "gauge", "memory that can be had without swapping, of all"),
+    ("mem_used_bytes", "bytes", "gauge", "all memory less what is available"),
+    ("swap_used_ratio", "ratio", "gauge", "swap in use; 0 without swap"),
+    ("psi_cpu_some_ratio", "ratio", "gauge", "share of time in which some task waited for a processor"),
+    ("psi_memory_some_ratio", "ratio", "gauge", "share of time in which some task waited for memory"),
+    ("psi_memory_full_ratio", "ratio", "gauge", "share of time in which all tasks waited for memory"),
+    ("psi_io_some_ratio", "ratio", "gauge", "share of time in which some task waited for a disk"),
+    ("psi_io_full_ratio", "ratio", "gauge", "share of time in which all tasks waited for a disk"),
+    ("tcp_retrans_per_s", "1/s", "counter", "TCP segments sent again"),
+    ("disk_read_bytes_per_s", "bytes/s", "counter", "read from all whole disks"),
+    ("disk_write_bytes_per_s", "bytes/s", "counter", "written to all whole disks"),
+    ("disk_busy_ratio", "ratio", "gauge", "share of time in which the busiest disk had a request"),
+    ("run_dir_free_bytes", "bytes", "gauge", "free space where this agent writes"),
+    ("context_switches_per_s", "1/s", "counter", "context switches"),
+    ("clock_offset_ms", "ms", "gauge", "this node's clock less the median of its peers', by the mesh probes"),
+)  # fmt: skip
+
+
+class HostSource(Source):
+    """Reads the same few files every tick; a kernel without PSI, or a file that fails, leaves its columns empty."""
+
+    name: ClassVar[str] = "host"
+    families: ClassVar[tuple[Family, ...]] = (HOST,)
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Keys of ``[collector.sources.host]``."""
+
+        disk_space_every_s: float = option(10.0, "how often free space is asked for (it may hang on a dead mount)")
+
+    def __init__(self, context: Context, settings: Any) -> None:
+        super().__init__(context, settings)
+        self._rates = Rates(context.clock)
+        self._cpu_before: list[float] = []
+        self._space = _FreeSpace(str(context.run_directory), settings.disk_space_every_s)
+
+    def sample(self, now_ns: int) -> Sample:
+        del now_ns
+        files = self.context.files
+        stat = files.text("/proc/stat")
+        if not stat.startswith("cpu "):
+            raise SourceError("missing", f"{files.path('/proc/stat')} has no line 'cpu'")
+        row = {
+            **self._cpu(stat),
+            **self._load(files.text("/proc/loadavg")),
+            **_memory(files.text("/proc/meminfo")),
+            **self._pressure(),
+            **self._disks(files.text("/proc/diskstats")),
+            "tcp_retrans_per_s": self._rates.per_second(("tcp",), retransmits(files.text("/proc/net/snmp"))),
+            "run_dir_free_bytes": self._space.free_bytes(self.context.clock.monotonic_ns()),
+            "clock_offset_ms": self.context.facts.clock_offset_ms,
+        }
+        return Sample(HOST.block({"host": row}))
+
+    def _cpu(self, stat: str) -> dict[str, float]:
+        lines = stat.splitlines()
+        # guest time (fields 9, 10) is contained in user and nice
+        now = [float(word) for word in lines[0].split()[1:9]]
+        before, self._cpu_before = self._cpu_before, now
+        switches = _named(lines, "ctxt")
+        shares = cpu_shares(before, now) if len(before) == len(now) else {}
+        return {**shares, "context_switches_per_s": self._rates.per_second(("ctxt",), switches)}
+
+    def _load(self, loadavg: str) -> dict[str, float]:
+        words = loadavg.split()
+        if len(words) < 4:
+            return {}
+        return {"load1": to_number(words[0]) or 0.0, "runnable_tasks": to_number(words[3].partition("/")[0]) or 0.0}
+
+    def _pressure(self) -> dict[str, float]:
+        row: dict[str, float] = {}
+        for resource in ("cpu", "memory", "io"):
+            for line in self.context.files.text(f"/proc/pressure/{resource}").splitlines():
+                kind, _, rest = line.partition(" ")
+                total_us = to_number(rest.rpartition("total=")[2])
+                row[f"psi_{resource}_{kind}_ratio"] = self._rates.per_second(("psi", resource, kind), total_us, 1e-6)
+        return row
+
+    def _disks(self, diskstats: str) -> dict[str, float]:
+        reads, writes = 0.0, 0.0
+        busy: list[float] = []
+        for line in diskstats.splitlines():
+            words = line.split()
+            if len(words) < 13 or not WHOLE_DISK.fullmatch(words[2]):
+                continue
+            reads += float(words[5])
+            writes += float(words[9])
+            busy.append(self._rates.per_second(("disk", words[2]), float(words[12]), 1e-3))
+        return {
+            "disk_read_bytes_per_s": self._rates.per_second(("read",), reads, SECTOR_BYTES),
+            "disk_write_bytes_per_s": self._rates.per_second(("write",), writes, SECTOR_BYTES),
+            "disk_busy_ratio": min(highest(busy), 1.0),
+        }
+
+
+def cpu_shares(before: list[float], now: list[float]) -> Row:
+    """Shares of time between two ``cpu`` lines (user nice system idle iowait irq softirq steal).
+
+    iowait may go back by a tick or two: each field's difference is floored at zero.
+    """
+    user, nice, system, idle, iowait, irq, softirq, steal = (
+        max(0.0, b - a) for a, b in zip(before, now, strict=True)
+    )
+    total = user + nice + system + idle + iowait + irq + softirq + steal
+    if total <= 0:
+        return {}
+    return {
+        "cpu_busy_ratio": (total - idle - iowait) / total,
+        "cpu_user_ratio": (user + nice) / total,
+        "cpu_system_ratio": (system + irq + softirq) / total,
+        "cpu_iowait_ratio": iowait / total,
+        "cpu_steal_ratio": steal / total,
+    }
+
+
+def retransmits(snmp: str) -> float | None:
+    """``Tcp: RetransSegs`` of /proc/net/snmp: a line of names, then a line of values."""
+    names, values = [line.split() for line in snmp.splitlines() if line.startswith("Tcp:")][:2] or ([], [])
+    return to_number(dict(zip(names, values, strict=False)).get("RetransSegs", ""))
+
+
+def _memory(meminfo: str) -> Row:
+    kib = {line.partition(":")[0]: line.split()[1] for line in meminfo.splitlines() if len(line.split()) >= 2}
+    total, available = to_number(kib.get("MemTotal", "")), to_number(kib.get("MemAvailable", ""))
+    swap, swap_free = to_number(kib.get("SwapTotal", "")), to_number(kib.get("SwapFree", ""))
+    row: dict[str, float] = {}
+    if total and available is not None:
+        row = {"mem_available_ratio": available / total, "mem_used_bytes": (total - available) * 1024}
+    if swap is not None and swap_free is not None:
+        row["swap_used_ratio"] = (swap - swap_free) / swap if swap else 0.0
+    return row
+
+
+def _named(lines: list[str], name: str) -> float | None:
+    return next((to_number(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+class _FreeSpace:
+    """Asks for free space in a thread that is never waited for; one question at a time."""
+
+    def __init__(self, directory: str, every_s: float) -> None:
+        self._directory = directory
+        self._every_ns = int(every_s * NS_PER_S)
+        self._asked_ns: int | None = None
+        self._answer = NAN
+        self._thread: threading.Thread | None = None
+
+    def free_bytes(self, now_ns: int) -> float:
+        """The last answer; NaN before the first one, and while the disk does not answer."""
+        pending = self._thread is not None and self._thread.is_alive()
+        if not pending and (self._asked_ns is None or now_ns - self._asked_ns >= self._every_ns):
+            self._asked_ns = now_ns
+            self._thread = threading.Thread(target=self._ask, name="tw-statvfs", daemon=True)
+            self._thread.start()
+        overdue = pending and self._asked_ns is not None and now_ns - self._asked_ns > 2 * self._every_ns
+        return NAN if overdue else self._answer
+
+    def _ask(self) -> None:
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            self._answer = NAN
+            return
+        self._answer = float(found.f_bavail * found.f_frsize)

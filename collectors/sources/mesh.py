@@ -1,0 +1,302 @@
+"""Probes between collectors over the training network: round trips and losses per peer, out of band of the job.
+
+One thread sends to every peer a few times a second and collects the answers. All sockets are bound to the rail address, so that
+the rail is measured, not whatever route is the shortest.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import statistics
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from collectors import echo
+from collectors.base import NAN, Context, Family, Row, Sample, Source, Worker, family
+from trainwarden.errors import ConfigError
+from trainwarden.records import Gap
+from trainwarden.settings import option
+
+logger = logging.getLogger(__name__)
+
+MESH = family(
+    "mesh", "mesh",
+    ("rtt_ms", "ms", "gauge", "median round trip of the probes answered in this interval, less the peer's own delay"),
+    ("rtt_max_ms", "ms", "gauge", "longest of them"),
+    ("sent_count", "probes", "gauge", "probes decided in this interval: answered or lost"),
+    ("lost_count", "probes", "gauge", "of these, not answered in time"),
+)  # fmt: skip
+
+LEARNT_LIMIT = 4096
+
+
+@dataclass
+class Peer:
+    """Probes to one peer. `pending` maps a nonce to the wall and monotonic time of sending."""
+
+    name: str
+    address: tuple[str, int]
+    socket: socket.socket | None = None
+    pending: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    round_trips_ms: list[float] = field(default_factory=list)
+    offsets_ms: list[float] = field(default_factory=list)
+    lost: int = 0
+    absent: int = 0
+
+    def row(self) -> Row:
+        """Numbers of the interval; starts the next one."""
+        trips, lost, absent = self.round_trips_ms, self.lost, self.absent
+        self.round_trips_ms, self.lost, self.absent = [], 0, 0
+        if not trips and not lost and absent:
+            return {"sent_count": 0.0, "lost_count": 0.0}
+        return {
+            "rtt_ms": statistics.median(trips) if trips else NAN,
+            "rtt_max_ms": max(trips, default=NAN),
+            "sent_count": float(len(trips) + lost),
+            "lost_count": float(lost),
+        }
+
+
+class MeshSource(Source):
+    """Prober and responder.
+
+    A probe that comes back as "port unreachable" is neither sent nor lost: the way is fine, only the peer's collector is not there. With
+    more than `max_peers` peers, the ring neighbours and a fixed choice of others are probed.
+    """
+
+    name: ClassVar[str] = "mesh"
+    families: ClassVar[tuple[Family, ...]] = (MESH,)
+
+    @dataclass(frozen=True)
+    class Settings:
+        """Keys of ``[collector.sources.mesh]``; the first three come from ``[collector]``."""
+
+        rail_address: str = option("", "address that probes leave from and are answered on")
+        probe_port: int = option(9471, "UDP port of the responder; 0 switches probing off")
+        peers: dict[str, str] = option({}, 'node = "ip:port" of responders')
+        device: str = option("", "network device to bind to, where several rails share a subnet (needs CAP_NET_RAW)")
+        probes_per_s: float = option(4.0, "probes per peer and second")
+        timeout_ms: float = option(200.0, "an answer later than this is a loss")
+        max_peers: int = option(16, "peers probed at once")
+        answers_per_s: float = option(50.0, "answers per second and source address")
+
+    def __init__(self, context: Context, settings: Any) -> None:
+        super().__init__(context, settings)
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._responder = echo.Responder(settings.answers_per_s)
+        self._listening: socket.socket | None = None
+        self._problem = "not_started"
+        self._next_round = 0.0
+        self._retry_at = 0.0
+        self._peers: dict[str, Peer] = {}
+        self._wanted = {name: _address(name, text) for name, text in settings.peers.items()}
+        self._worker = Worker("tw-mesh", self.turn, self._failed)
+        context.facts.rail_address = settings.rail_address
+        if settings.probe_port and settings.rail_address:
+            context.facts.probe_address = f"{settings.rail_address}:{settings.probe_port}"
+
+    def start(self) -> None:
+        """Begin to answer and to probe; an address that is not there yet is waited for."""
+        self._problem = "" if self.settings.rail_address or self.settings.probe_port == 0 else "no_rail_address"
+        if self.settings.probe_port == 0 or not self.settings.rail_address:
+            return
+        self._worker.start()
+
+    def learn(self, peers: dict[str, str]) -> None:
+        """Peers found in the topology; those given in the configuration win."""
+        given = dict(self.settings.peers)
+        merged = {**dict(list(peers.items())[:LEARNT_LIMIT]), **given}
+        merged.pop(self.context.node, None)
+        with self._lock:
+            self._wanted = {name: _address(name, text) for name, text in merged.items()}
+
+    def sample(self, now_ns: int) -> Sample:
+        del now_ns
+        with self._lock:
+            rows = {name: peer.row() for name, peer in sorted(self._peers.items())}
+            offsets = [value for peer in self._peers.values() for value in peer.offsets_ms]
+            for peer in self._peers.values():
+                peer.offsets_ms = []
+        self.context.facts.clock_offset_ms = statistics.median(offsets) if offsets else NAN
+        self._report_refusals()
+        return Sample(MESH.block(rows), (Gap(self.name, self._problem),) if self._problem else ())
+
+    def close(self) -> None:
+        self._worker.close()
+        for peer in self._peers.values():
+            self._drop_socket(peer)
+        if self._listening is not None:
+            self._selector.unregister(self._listening)
+            self._listening.close()
+        self._selector.close()
+
+    def turn(self) -> None:
+        """One round of the thread: send when due, then wait for answers and requests until something is due."""
+        now = time.monotonic()
+        if self._listening is None:
+            self._listen(now)
+        if now >= self._next_round:
+            self._next_round = max(now, self._next_round + 1.0 / self.settings.probes_per_s)
+            self._send_round(now)
+        for key, _ in self._selector.select(self._pause(now)):
+            if key.data is None:
+                self._responder.serve(key.fileobj, time.monotonic())  # type: ignore[arg-type]
+            else:
+                self._collect(key.data)
+        self._expire(time.monotonic())
+
+    # --- probing ---------------------------------------------------------------------------------------------------------
+
+    def _pause(self, now: float) -> float:
+        """Until the next round, or the time-out of the oldest probe."""
+        timeout_s = float(self.settings.timeout_ms) / 1000
+        due = [next(iter(p.pending.values()))[1] + timeout_s for p in self._peers.values() if p.pending]
+        return max(0.0, min([*due, self._next_round, now + 1.0]) - now)
+
+    def _send_round(self, now: float) -> None:
+        self._choose()
+        for peer in self._peers.values():
+            if peer.socket is None and not self._open(peer):
+                continue
+            nonce = os.urandom(echo.NONCE_BYTES)
+            peer.pending[nonce] = (time.time_ns(), now)
+            try:
+                if peer.socket is not None:
+                    peer.socket.send(echo.request(nonce))
+            except OSError as error:
+                self._unsent(peer, nonce, error)
+
+    def _unsent(self, peer: Peer, nonce: bytes, error: OSError) -> None:
+        with self._lock:
+            if peer.pending.pop(nonce, None) is None:
+                return
+            if error.errno == errno.ECONNREFUSED:
+                peer.absent += 1
+            else:
+                peer.lost += 1
+
+    def _collect(self, peer: Peer) -> None:
+        while peer.socket is not None:
+            try:
+                found = echo.receive(peer.socket)
+            except ConnectionRefusedError:
+                self._refused(peer)
+                continue
+            except OSError:
+                return
+            if found is None:
+                return
+            answer = echo.parse(found[0])
+            if answer is not None and answer.kind == echo.REPLY:
+                self._answered(peer, answer, found[2])
+
+    def _answered(self, peer: Peer, answer: echo.Echo, arrived_ns: int) -> None:
+        with self._lock:
+            sent = peer.pending.pop(answer.nonce, None)
+            if sent is None:
+                return
+            held_ns = answer.left_ns - answer.came_ns
+            peer.round_trips_ms.append(max(0, arrived_ns - sent[0] - max(0, held_ns)) / 1e6)
+            peer.offsets_ms.append((sent[0] - answer.came_ns + arrived_ns - answer.left_ns) / 2e6)
+
+    def _refused(self, peer: Peer) -> None:
+        """The peer's host answers that nobody listens: everything under way to it is accounted for."""
+        with self._lock:
+            peer.absent += len(peer.pending)
+            peer.pending.clear()
+
+    def _expire(self, now: float) -> None:
+        limit = now - self.settings.timeout_ms / 1000
+        with self._lock:
+            for peer in self._peers.values():
+                for nonce in [nonce for nonce, (_, sent) in peer.pending.items() if sent <= limit]:
+                    del peer.pending[nonce]
+                    peer.lost += 1
+
+    def _choose(self) -> None:
+        """Make the peers probed those wanted; a changed address is a new peer."""
+        with self._lock:
+            chosen = {name: self._wanted[name] for name in neighbours(self.context.node, list(self._wanted), self.settings.max_peers)}
+            gone = [peer for name, peer in self._peers.items() if chosen.get(name) != peer.address]
+            for peer in gone:
+                del self._peers[peer.name]
+            for name, address in chosen.items():
+                self._peers.setdefault(name, Peer(name, address))
+        for peer in gone:
+            self._drop_socket(peer)
+
+    def _open(self, peer: Peer) -> bool:
+        try:
+            peer.socket = echo.stamped_socket((self.settings.rail_address, 0), self.settings.device)
+            peer.socket.connect(peer.address)
+        except OSError as error:
+            self._drop_socket(peer)
+            with self._lock:
+                peer.lost += error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+            return False
+        self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        return True
+
+    def _drop_socket(self, peer: Peer) -> None:
+        if peer.socket is not None:
+            if peer.socket in self._selector.get_map():
+                self._selector.unregister(peer.socket)
+            peer.socket.close()
+            peer.socket = None
+
+    # --- answering -------------------------------------------------------------------------------------------------------
+
+    def _listen(self, now: float) -> None:
+        if now < self._retry_at:
+            return
+        self._retry_at = now + 2.0
+        address = (self.settings.rail_address, self.settings.probe_port)
+        try:
+            self._listening = echo.stamped_socket(address, self.settings.device)
+        except OSError as error:
+            self._problem = "port_in_use" if error.errno == errno.EADDRINUSE else "no_rail_address"
+            logger.warning("probe responder cannot listen on %s:%d: %s", *address, error.strerror)
+            return
+        self._problem = ""
+        self._selector.register(self._listening, selectors.EVENT_READ, None)
+
+    def _report_refusals(self) -> None:
+        refused, self._responder.refused = self._responder.refused, {}
+        for reason, count in refused.items():
+            self.context.metrics.count("tw_probe_refused_total", count, reason=reason)
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("mesh probe: %s: %s", type(error).__name__, error)
+        self._problem = "error"
+
+
+def neighbours(node: str, others: list[str], limit: int) -> list[str]:
+    """Whom to probe: everybody, or on a large network the two ring neighbours and a choice that is stable per pair of nodes.
+
+    Examples
+    --------
+    >>> neighbours("n1", ["n0", "n2", "n3"], 16)
+    ['n0', 'n2', 'n3']
+    """
+    ring = sorted({*others, node})
+    if len(ring) - 1 <= limit:
+        return [name for name in ring if name != node]
+    at = ring.index(node)
+    near = [ring[at - 1], ring[(at + 1) % len(ring)]]
+    rest = sorted((name for name in ring if name not in (node, *near)), key=lambda name: zlib.crc32(f"{node}>{name}".encode()))
+    return sorted([*near, *rest[: limit - 2]])
+
+
+def _address(name: str, text: str) -> tuple[str, int]:
+    try:
+        return echo.split_address(text)
+    except ValueError as error:
+        raise ConfigError(f"collector.peers.{name}: {error}") from None
