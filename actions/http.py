@@ -245,7 +245,7 @@ def load_token(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _read_token(path)
+        return read_token(path)
     except OSError as error:
         raise UnavailableError(
             f"token file {path}: {error.strerror}; the action service must be able to write there"
@@ -256,7 +256,8 @@ def load_token(path: Path) -> str:
     return token
 
 
-def _read_token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """Token in `path`; raises `UnavailableError` when it cannot be read or is too short."""
     try:
         token = path.read_text().strip()
     except OSError as error:

@@ -1,0 +1,274 @@
+"""Carries a plan out, one step after the other, so that it can be killed anywhere and continued by another process.
+
+Every step is ``started`` in the ledger before its effect, with what it is going to do (members, generation); the effect carries the
+step's key, so that repeating it after a crash gets the stored answer from the warden instead of a second effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from actions.backends.base import Backend, Order, Outcome
+from actions.capacity import Hold, choose_members
+from actions.fences import PendingFences
+from actions.journal import Journal
+from actions.ledger import LeaseLost, LedgerError, Row
+from actions.rails.base import Rail, Refusal, first_refusal
+from actions.verify import Verification, verify
+from actions.watch import Watch
+from actions.world import JobState, World, isolated_by, restarts
+from trainwarden.clock import Clock
+from trainwarden.errors import TrainwardenError
+from trainwarden.records import ActionStatus, Plan, PlanStep, Verb
+
+LOG = logging.getLogger("trainwarden.actions.executor")
+
+SAVE_FLOOR_MS = 3000.0
+SAVE_CEILING_MS = 15_000.0
+RESTART_ROUNDS = 2
+"""A member that does not answer is left out once; a second silence is for a person."""
+_ENDED = (ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.SKIPPED)
+
+
+class _Stop(Exception):
+    """The plan ends here with this status and sentence."""
+
+    def __init__(self, status: ActionStatus, reason: str, rail: str = "") -> None:
+        super().__init__(reason)
+        self.status = status
+        self.rail = rail
+
+
+@dataclass(frozen=True)
+class ExecutorSettings:
+    """Bounds of carrying out; see `trainwarden.config.ActionsConfig`."""
+
+    min_nodes: int = 2
+    node_unit: int = 1
+    verify_s: float = 60.0
+
+
+class Executor:
+    """Runs plans that have begun (their plan-level ``started`` row is written). One call per plan, each in its own thread.
+
+    Parameters
+    ----------
+    world_of
+        Builds the world for a plan from the newest picture.
+    newer_trouble
+        One sentence when another open incident concerns a job from this generation on; then verifying is pointless.
+    """
+
+    def __init__(
+        self, journal: Journal, backend: Backend, watch: Watch, fences: PendingFences, rails: list[Rail], clock: Clock,
+        settings: ExecutorSettings, world_of: Callable[[Plan], World], newer_trouble: Callable[[Plan, int], str],
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._backend = backend
+        self._watch = watch
+        self._fences = fences
+        self._rails = rails
+        self._clock = clock
+        self._settings = settings
+        self._world_of = world_of
+        self._newer_trouble = newer_trouble
+
+    def run(self, plan: Plan) -> None:
+        """Carry on from where the ledger says the plan stands, to its end."""
+        try:
+            self._run(plan)
+        except LeaseLost as error:
+            LOG.error("plan %s stops here: %s", plan.plan_id, error)
+        except LedgerError as error:
+            LOG.error("plan %s is held: %s", plan.plan_id, error)
+            self._journal.tell(Row.of(plan, ActionStatus.WAITING, str(error), "ledger", page="1"))
+
+    def _run(self, plan: Plan) -> None:
+        try:
+            self._read_again(plan)
+            for step in plan.steps:
+                self._step(plan, step)
+            self._verify(plan)
+        except _Stop as stop:
+            self._end(plan, stop.status, str(stop), stop.rail)
+        except LedgerError:
+            raise
+        except TrainwardenError as error:
+            self._end(plan, ActionStatus.FAILED, str(error))
+        except Exception as error:
+            LOG.exception("plan %s failed", plan.plan_id)
+            self._end(plan, ActionStatus.FAILED, f"a fault of the action service: {error!r}")
+
+    def _read_again(self, plan: Plan) -> None:
+        """Before the first effect the world is read anew and every rail is asked once more."""
+        self._watch.refresh()
+        if self._written(plan):
+            return
+        refusal = first_refusal(self._rails, plan, self._world_of(plan))
+        if refusal is not None:
+            raise _stop_for(refusal)
+
+    def _step(self, plan: Plan, step: PlanStep) -> None:
+        rows = self._written(plan).get(step.key, [])
+        if any(row.status in _ENDED for row in rows):
+            return
+        if (reason := self._world_of(plan).kill_switch) != "":
+            raise _Stop(
+                ActionStatus.FAILED, f"the kill switch went on in the middle of the plan: {reason}", "kill_switch"
+            )
+        begun = next((row for row in rows if row.status is ActionStatus.STARTED), None)
+        {
+            Verb.SAVE: self._save,
+            Verb.ISOLATE: self._isolate,
+            Verb.RESTART: self._restart,
+            Verb.RETURN_NODE: self._return_node,
+        }[step.verb](plan, step, begun)
+
+    def _save(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        if begun is not None:
+            self._write(
+                plan, step, ActionStatus.SKIPPED, "the service was restarted during the save: the last good one counts"
+            )
+            return
+        job = self._watch.job(plan.job)
+        deadline_ms = min(SAVE_CEILING_MS, max(SAVE_FLOOR_MS, 2 * job.observed_save_ms))
+        self._start(plan, step, deadline_ms=f"{deadline_ms:.0f}")
+        began_ns = self._clock.monotonic_ns()
+        outcome = self._backend.save(self._order(plan, step.key), deadline_ms)
+        took_ms = (self._clock.monotonic_ns() - began_ns) / 1e6
+        if outcome.status == "done":
+            self._watch.saved(plan.job, took_ms)
+            self._write(plan, step, ActionStatus.DONE, outcome.reason, **outcome.detail)
+        else:
+            self._write(
+                plan, step, ActionStatus.FAILED, f"{outcome.reason}: the last good save counts", **outcome.detail
+            )
+
+    def _isolate(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        if begun is None:
+            self._start(plan, step)
+        outcome = self._backend.isolate(self._order(plan, step.key), step.target)
+        if outcome.status == "failed" and self._is_excluded(step.target):
+            outcome = Outcome("done", f"{outcome.reason}; the node is excluded all the same")
+        if outcome.status == "pending":
+            self._fences.add(plan, step)
+        elif outcome.status != "done":
+            self._write(plan, step, ActionStatus.FAILED, outcome.reason)
+            raise _Stop(ActionStatus.FAILED, f"{step.target} could not be isolated: {outcome.reason}")
+        fence = {"fence": "pending"} if outcome.status == "pending" else {}
+        self._write(plan, step, ActionStatus.DONE, outcome.reason, **{**outcome.detail, **fence})
+
+    def _return_node(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        if begun is None:
+            self._start(plan, step)
+        self._fences.cancel(step.target)
+        outcome = self._backend.return_node(self._order(plan, step.key), step.target)
+        status = ActionStatus.DONE if outcome.status == "done" else ActionStatus.FAILED
+        self._write(plan, step, status, outcome.reason, **outcome.detail)
+        if outcome.status != "done":
+            raise _Stop(ActionStatus.FAILED, f"{step.target} could not be returned: {outcome.reason}")
+
+    def _restart(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        silent: tuple[str, ...] = ()
+        outcome = Outcome("failed", "not tried")
+        for number in range(1, RESTART_ROUNDS + 1):
+            round_step = step if number == 1 else replace(step, key=f"{step.key}.{number}")
+            intent = self._intent(plan, round_step, silent)
+            outcome = self._backend.restart(
+                self._order(plan, round_step.key, intent),
+                _members(intent),
+                int(intent["generation"]),
+                self._watch.job(plan.job),
+            )
+            if outcome.status == "done" or not outcome.silent or outcome.status == "refused":
+                break
+            silent = tuple({*silent, *outcome.silent})
+            self._write(plan, round_step, ActionStatus.FAILED, outcome.reason) if number < RESTART_ROUNDS else None
+        self._close_restart(plan, round_step, outcome)
+
+    def _close_restart(self, plan: Plan, step: PlanStep, outcome: Outcome) -> None:
+        if outcome.status == "done":
+            self._write(plan, step, ActionStatus.DONE, outcome.reason, **outcome.detail)
+            return
+        self._write(plan, step, ActionStatus.FAILED, outcome.reason)
+        raise _Stop(ActionStatus.FAILED, f"job {plan.job} could not be restarted: {outcome.reason}")
+
+    def _intent(self, plan: Plan, step: PlanStep, silent: tuple[str, ...]) -> Mapping[str, str]:
+        """What this restart is to do, as the ledger has it or decided now."""
+        rows = self._written(plan).get(step.key, [])
+        begun = next((row for row in rows if row.status is ActionStatus.STARTED), None)
+        if begun is not None:
+            return begun.detail
+        job = self._watch.job(plan.job)
+        members = self._choose(plan, job, silent)
+        highest = max((int(row.detail.get("generation", 0)) for row in self._restarts_of(plan.job)), default=0)
+        generation = max(job.generation, plan.attempt, highest) + 1
+        incident = self._world_of(plan).incident
+        base = incident.last_step if incident is not None and incident.last_step >= 0 else job.last_step
+        return self._start(
+            plan, step, members=",".join(members), generation=str(generation), last_step=str(base)
+        ).detail
+
+    def _choose(self, plan: Plan, job: JobState, silent: tuple[str, ...]) -> tuple[str, ...]:
+        back = tuple(step.target for step in plan.steps if step.verb is Verb.RETURN_NODE)
+        without = (*isolated_by(plan), *silent)
+        chosen = choose_members(job, without, self._settings.min_nodes, self._settings.node_unit, back)
+        if isinstance(chosen, Hold):
+            raise _Stop(ActionStatus.FAILED, chosen.reason, "capacity")
+        return chosen
+
+    def _restarts_of(self, job: str) -> list[Row]:
+        return self._journal.ledger.rows_since(0, Verb.RESTART, ActionStatus.STARTED, job)
+
+    def _verify(self, plan: Plan) -> None:
+        if not restarts(plan):
+            self._end(plan, ActionStatus.VERIFIED, "nothing to wait for: no restart was part of the plan")
+            return
+        rows = [row for row in self._journal.ledger.rows_of(plan.plan_id) if row.verb == Verb.RESTART.value]
+        intent = next(row for row in reversed(rows) if row.status is ActionStatus.STARTED).detail
+        result: Verification = verify(
+            self._watch, plan.job, _members(intent), int(intent["generation"]), int(intent["last_step"]), self._settings.verify_s,
+            self._clock, self._journal.ledger.check_lease, lambda: self._newer_trouble(plan, int(intent["generation"])),
+        )  # fmt: skip
+        status = ActionStatus.VERIFIED if result.passed else ActionStatus.FAILED
+        self._end(plan, status, result.reason, **result.detail)
+
+    def _end(self, plan: Plan, status: ActionStatus, reason: str, rail: str = "", /, **detail: str) -> None:
+        page = {"page": "1"} if status in (ActionStatus.FAILED, ActionStatus.REVERTED) else {}
+        self._journal.add(Row.of(plan, status, reason, rail, **{**detail, **page}))
+        LOG.info("plan %s (%s) is %s: %s", plan.plan_id, plan.reason, status.value, reason)
+
+    def _is_excluded(self, node: str) -> bool:
+        state = self._watch.refresh().get(node)
+        return state is not None and state.excluded
+
+    def _order(self, plan: Plan, key: str, intent: Mapping[str, str] | None = None) -> Order:
+        self._journal.ledger.check_lease()
+        extra = {"max_step": int(intent["max_step"])} if intent and "max_step" in intent else {}
+        return Order(key, plan.job, self._journal.ledger.fence, f"incident {plan.incident_id}: {plan.reason}", extra)
+
+    def _start(self, plan: Plan, step: PlanStep, /, **detail: str) -> Row:
+        return self._write(plan, step, ActionStatus.STARTED, "", **detail)
+
+    def _write(self, plan: Plan, step: PlanStep, status: ActionStatus, reason: str, /, **detail: str) -> Row:
+        begun = next((r for r in self._written(plan).get(step.key, []) if r.status is ActionStatus.STARTED), None)
+        row = replace(Row.of(plan, status, reason, **detail), key=step.key, verb=step.verb.value, target=step.target)
+        return self._journal.add(replace(row, started_at_ns=begun.at_ns if begun else 0))
+
+    def _written(self, plan: Plan) -> dict[str, list[Row]]:
+        """Rows of the plan's steps, by key."""
+        found: dict[str, list[Row]] = {}
+        for row in self._journal.ledger.rows_of(plan.plan_id):
+            if row.verb:
+                found.setdefault(row.key, []).append(row)
+        return found
+
+
+def _members(intent: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(intent["members"].split(","))
+
+
+def _stop_for(refusal: Refusal) -> _Stop:
+    return _Stop(ActionStatus.DENIED, refusal.reason, refusal.rail)

@@ -1,0 +1,47 @@
+"""Rail `precondition`: what was true when the plan was made must still be true when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actions.rails.base import Rail, Refusal
+from actions.world import World, is_open, isolated_by, nodes_of, undoes
+from trainwarden.records import Incident, Plan
+
+
+@dataclass(frozen=True)
+class PreconditionSettings:
+    """Nothing to set."""
+
+
+class Precondition(Rail):
+    """Refuses when the job has been restarted meanwhile, or the incident was closed or now blames somebody else."""
+
+    name = "precondition"
+    order = 2
+    Settings = PreconditionSettings
+
+    def check(self, plan: Plan, world: World) -> Refusal | None:
+        if not world.job.nodes:
+            return self.refuse(f"no node of job {plan.job} is known: nothing can be told to act", page=True)
+        if not any(state.reachable for state in world.job.nodes.values()):
+            return self.refuse(
+                f"no warden of job {plan.job} answers: this side of the network may be the one cut off", page=True
+            )
+        if (generation := world.job.generation) != plan.attempt:
+            return self.refuse(
+                f"the plan is about attempt {plan.attempt} of job {plan.job}, which is at attempt {generation} now"
+            )
+        return None if undoes(plan) else self._incident(plan, world.incident)
+
+    def _incident(self, plan: Plan, incident: Incident | None) -> Refusal | None:
+        if incident is None:
+            return self.refuse(f"incident {plan.incident_id} is not known any more")
+        if not is_open(incident):
+            return self.refuse(f"incident {plan.incident_id} is {incident.status} since revision {incident.revision}")
+        blamed = set(nodes_of(incident.culprits))
+        if cleared := [node for node in isolated_by(plan) if node not in blamed]:
+            return self.refuse(
+                f"revision {incident.revision} of incident {plan.incident_id} does not blame {cleared[0]} any more"
+            )
+        return None

@@ -1,0 +1,168 @@
+"""A warden in memory with the real API: it keeps the fence, refuses what the real one refuses, answers a repeated id with the
+stored answer, and counts what it really did."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+@dataclass
+class FakeWarden:
+    """One node. `effects` are the commands that were carried out: (verb, id, args)."""
+
+    node: str
+    job: str = "demo"
+    generation: int = 1
+    members: list[str] = field(default_factory=list)
+    step: int = 100
+    steps_per_s: float = 100.0
+    hung: bool = False
+    excluded: str = ""
+    fence: int = 0
+    mute: bool = False
+    accepts_saves: bool = True
+    effects: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    on_effect: Callable[[FakeWarden, str], None] | None = None
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nonces: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def status(self) -> dict[str, Any]:
+        with self.lock:
+            running = not self.excluded
+            ranks = [
+                {
+                    "rank": self.members.index(self.node),
+                    "local_rank": 0,
+                    "pid": 1,
+                    "last_step": self.now_step(),
+                    "alive": True,
+                }
+            ]
+            return {
+                "node": self.node, "job": self.job, "state": "running" if running else "excluded", "generation": self.generation,
+                "members": self.members, "ranks": ranks if running and self.node in self.members else [], "launcher_pid": 1,
+                "fence": self.fence, "exclusions": [{"node": self.node, "reason": self.excluded}] if self.excluded else [],
+            }  # fmt: skip
+
+    def now_step(self) -> int:
+        return self.step if self.hung else self.step + int((time.monotonic() - self.started_s) * self.steps_per_s)
+
+    def handle(self, body: bytes, signature: str) -> tuple[int, dict[str, Any]]:
+        if not hmac.compare_digest(hmac.new(SECRET, body, hashlib.sha256).hexdigest(), signature):
+            return 401, self.refuse("", "the signature does not fit")
+        command = json.loads(body)
+        if json.dumps(command, sort_keys=True, separators=(",", ":")).encode() != body:
+            return 400, self.refuse("", "not canonical")
+        with self.lock:
+            if command["id"] in self.answers:
+                return 200, self.answers[command["id"]]
+            if (why := self.refusal(command)) != "":
+                return 409, self.refuse(command["id"], why)
+            self.fence = max(self.fence, command["fence"])
+            self.nonces.add(command["nonce"])
+            status, reason, result = self.carry_out(command["verb"], command["args"])
+            answer = {"id": command["id"], "status": status, "reason": reason, "fence": self.fence, "result": result}
+            if command["verb"] != "status":
+                self.effects.append((command["verb"], command["id"], command["args"]))
+                self.answers[command["id"]] = answer
+        if self.on_effect is not None and command["verb"] != "status":
+            self.on_effect(self, command["verb"])
+        return (409 if status == "refused" else 200), answer
+
+    def refuse(self, key: str, reason: str) -> dict[str, Any]:
+        self.refusals.append(reason)
+        return {"id": key, "status": "refused", "reason": reason, "fence": self.fence, "result": {}}
+
+    def refusal(self, command: dict[str, Any]) -> str:
+        if (command["node"], command["job"]) != (self.node, self.job):
+            return f"this is {self.node} of {self.job}"
+        if time.time_ns() >= command["expires_at_ns"]:
+            return "expired"
+        if command["nonce"] in self.nonces:
+            return "nonce seen"
+        return f"fence {command['fence']} is lower than {self.fence}" if command["fence"] < self.fence else ""
+
+    def carry_out(self, verb: str, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        if verb == "stop":
+            self.excluded = args["reason"]
+            return "done", "excluded", {}
+        if verb == "admit":
+            self.excluded = ""
+            return "done", "admitted", {}
+        if verb == "world":
+            return self.world(args)
+        if verb == "save":
+            return self.save(args)
+        return "done", "", self.status() if verb == "status" else {}
+
+    def world(self, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        if args["generation"] <= self.generation:
+            return "refused", f"generation {args['generation']} is not above {self.generation}", {}
+        if self.node not in args["members"]:
+            self.excluded = "not a member"
+            return "done", "excluded", {}
+        self.generation, self.members, self.excluded, self.hung = args["generation"], args["members"], "", False
+        self.step, self.started_s = max(0, self.now_step() - 20), time.monotonic()
+        return "accepted", "starting", {}
+
+    def save(self, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        rank = str(self.members.index(self.node))
+        if self.hung or not self.accepts_saves:
+            return "failed", f"no answer from rank(s) {rank}", {}
+        if args["phase"] == "arm":
+            return "done", "", {"steps": {rank: self.now_step()}, "step_ms": 10.0, "silent": [], "refused": {}}
+        return "done", "saved", {"steps": {rank: args["step"]}, "stall_ms": 1.5}
+
+    def did(self, verb: str) -> int:
+        return sum(1 for effect in self.effects if effect[0] == verb)
+
+
+@contextmanager
+def serve(warden: FakeWarden, port: int = 0) -> Iterator[str]:
+    """The warden's address while it answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.reply(200, warden.status())
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.reply(*warden.handle(body, self.headers.get("X-Trainwarden-Signature", "")))
+
+        def reply(self, code: int, value: dict[str, Any]) -> None:
+            if warden.mute:
+                self.close_connection = True
+                return
+            data = json.dumps(value).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
