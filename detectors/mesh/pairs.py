@@ -1,0 +1,127 @@
+"""The probe matrix in time: every (prober, target) pair's last answers and its own usual round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from detectors.base import FamilyMatrix
+from detectors.state import Array, nan_array
+
+RING = 32
+"""Ticks kept per pair."""
+_SCALE_FLOOR = 0.15
+_FORGETTING = 0.02
+_FORGET_PAIR_TICKS = 600
+
+
+class Pairs(msgspec.Struct):
+    """Rings over the last ticks, pairs × `RING`; slot `cursor` is the newest tick.
+
+    `log_base` and `log_scale` are each pair's usual round trip, learnt in logarithms with forgetting; `known` counts samples.
+    """
+
+    keys: list[tuple[str, str]] = []
+    cursor: int = 0
+    times: Array = np.zeros(RING, dtype=np.int64)
+    rtt_ms: Array = nan_array(0, RING)
+    sent: Array = np.zeros((0, RING))
+    lost: Array = np.zeros((0, RING))
+    log_base: Array = nan_array(0)
+    log_scale: Array = nan_array(0)
+    known: Array = np.zeros(0, dtype=np.int64)
+    idle: Array = np.zeros(0, dtype=np.int64)
+    loss_rate: float = 0.0
+    probes_seen: float = 0.0
+
+    def put(self, at_ns: int, matrix: FamilyMatrix) -> None:
+        """One tick's probes. Pairs not probed for ten minutes are forgotten."""
+        self._forget()
+        index = self._rows(matrix.entities)
+        self.cursor = (self.cursor + 1) % RING
+        self.times[self.cursor] = at_ns
+        self.rtt_ms[:, self.cursor], self.sent[:, self.cursor], self.lost[:, self.cursor] = np.nan, 0.0, 0.0
+        sent, lost = np.nan_to_num(matrix.column("sent_count")), np.nan_to_num(matrix.column("lost_count"))
+        self.rtt_ms[index, self.cursor] = matrix.column("rtt_ms")
+        self.sent[index, self.cursor], self.lost[index, self.cursor] = np.maximum(sent, lost), lost
+        self.idle += 1
+        self.idle[index] = 0
+
+    def recent(self, ticks: int) -> Array:
+        """Slots of the newest `ticks` ticks, oldest first."""
+        return np.asarray((self.cursor - np.arange(min(ticks, RING))[::-1]) % RING)
+
+    def typical_rtt(self, ticks: int, least: int) -> Array:
+        """Median round trip over the newest ticks; NaN with fewer than `least` answers."""
+        window = self.rtt_ms[:, self.recent(ticks)]
+        enough = np.isfinite(window).sum(axis=1) >= least
+        result = np.full(len(self.keys), np.nan)
+        if enough.any():
+            result[enough] = np.nanmedian(window[enough], axis=1)
+        return result
+
+    def slow(self, typical: Array, least_known: int, factor: float, floor_ms: float) -> Array:
+        """Pairs far above their own usual round trip, by factor, by scale and by an amount that can hurt."""
+        base = np.exp(self.log_base)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            z = (np.log(np.maximum(typical, 1e-6)) - self.log_base) / np.maximum(self.log_scale, _SCALE_FLOOR)
+            far = (z > 4.0) & (typical > factor * base) & (typical - base > floor_ms)
+        return np.asarray((self.known >= least_known) & far)
+
+    def dead(self, ticks: int) -> Array:
+        """Pairs whose probes of the newest `ticks` ticks (in which they were probed) were all lost, at least one in each."""
+        sent, lost = self.sent[:, self.recent(RING)], self.lost[:, self.recent(RING)]
+        probed = sent > 0
+        position = np.cumsum(probed[:, ::-1], axis=1)[:, ::-1]
+        newest = probed & (position <= ticks)
+        return (newest.sum(axis=1) >= ticks) & ((lost >= sent) | ~newest).all(axis=1) & (self.idle < 2 * ticks + 2)
+
+    def learn(self, healthy: Array) -> None:
+        """Move the usual round trips of `healthy` pairs towards the newest tick; innovations are clipped."""
+        now = self.rtt_ms[:, self.cursor]
+        use = healthy & np.isfinite(now) & (now > 0)
+        value = np.log(np.where(use, now, 1.0))
+        first = use & (self.known == 0)
+        self.log_base = np.where(first, value, self.log_base)
+        self.log_scale = np.where(first, 2 * _SCALE_FLOOR, self.log_scale)
+        weight = np.maximum(1.0 / (self.known + 1), _FORGETTING)
+        bound = 3.0 * np.maximum(self.log_scale, _SCALE_FLOOR)
+        away = np.clip(value - self.log_base, -bound, bound)
+        self.log_base = np.where(use, self.log_base + weight * away, self.log_base)
+        self.log_scale = np.where(use, self.log_scale + weight * (1.2533 * np.abs(away) - self.log_scale), self.log_scale)
+        self.known = np.where(use, self.known + 1, self.known)
+        sent, lost = float(self.sent[healthy, self.cursor].sum()), float(self.lost[healthy, self.cursor].sum())
+        self.probes_seen = min(self.probes_seen + sent, 1e6)
+        if sent:
+            self.loss_rate += (lost / sent - self.loss_rate) * min(1.0, sent / max(self.probes_seen, 1.0))
+
+    def usual_loss_rate(self) -> float:
+        """Share of probes that the mesh usually loses, never quite zero."""
+        return (self.loss_rate * self.probes_seen + 0.5) / (self.probes_seen + 1.0)
+
+    def _rows(self, entities: Sequence[tuple[str, str]]) -> Array:
+        index = {key: number for number, key in enumerate(self.keys)}
+        new = [key for key in entities if key not in index]
+        if new:
+            index.update({key: len(self.keys) + number for number, key in enumerate(new)})
+            self._grow(new)
+        return np.array([index[key] for key in entities], dtype=np.int64)
+
+    def _grow(self, new: list[tuple[str, str]]) -> None:
+        count = len(new)
+        self.keys = [*self.keys, *new]
+        self.rtt_ms = np.vstack([self.rtt_ms, nan_array(count, RING)])
+        self.sent, self.lost = (np.vstack([old, np.zeros((count, RING))]) for old in (self.sent, self.lost))
+        self.log_base, self.log_scale = (np.append(old, np.zeros(count)) for old in (self.log_base, self.log_scale))
+        self.known, self.idle = (np.append(old, np.zeros(count, dtype=np.int64)) for old in (self.known, self.idle))
+
+    def _forget(self) -> None:
+        keep = self.idle <= _FORGET_PAIR_TICKS
+        if keep.all():
+            return
+        self.keys = [key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept]
+        self.rtt_ms, self.sent, self.lost = self.rtt_ms[keep], self.sent[keep], self.lost[keep]
+        self.log_base, self.log_scale = self.log_base[keep], self.log_scale[keep]
+        self.known, self.idle = self.known[keep], self.idle[keep]
