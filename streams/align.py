@@ -132,11 +132,20 @@ class Aligner:
 
     def snapshot(self) -> bytes:
         """State as of the last cut; records added since then belong to whoever reads on from `positions`."""
-        return pack({
-            "positions": self.positions, "catalogs": self._catalogs.snapshot(), "seen": self._seen.snapshot(),
-            "clocks": self._clocks.snapshot(), "grid": self._grid.snapshot(), "topology": _topology_state(self.topology),
-            "parked": [[p.since_ns, p.placed.topic, p.placed.partition, p.placed.offset, encode(p.placed.record)] for p in self._parked],
-        })  # fmt: skip
+        return pack(
+            {
+                "positions": self.positions,
+                "catalogs": self._catalogs.snapshot(),
+                "seen": self._seen.snapshot(),
+                "clocks": self._clocks.snapshot(),
+                "grid": self._grid.snapshot(),
+                "topology": _topology_state(self.topology),
+                "parked": [
+                    [p.since_ns, p.placed.topic, p.placed.partition, p.placed.offset, encode(p.placed.record)]
+                    for p in self._parked
+                ],
+            }
+        )
 
     def restore(self, payload: bytes) -> None:
         """Go on where `snapshot` was taken."""
@@ -148,7 +157,9 @@ class Aligner:
         self._clocks.restore(state["clocks"])
         self._grid.restore(state["grid"])
         self.topology = _topology_from(state["topology"])
-        self._parked = [_Parked(since, _Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]]
+        self._parked = [
+            _Parked(since, _Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]
+        ]
 
     def _learn(self, records: Iterable[Record]) -> None:
         """Catalogues and topology first: what else came in the same cut may need them."""
@@ -186,11 +197,21 @@ class Aligner:
         for record in records:
             for job, attempt, rank, device in _placements(record):
                 layout = self.topology.job(job)
-                if layout is not None and (layout.attempt > attempt or (layout.attempt == attempt and rank in layout.ranks)):
+                if layout is not None and (
+                    layout.attempt > attempt or (layout.attempt == attempt and rank in layout.ranks)
+                ):
                     continue
                 owned = owned or self._own_topology()
-                self._apply(TopologyEvent(node=record.node, observed_at_ns=record.observed_at_ns, entity=f"job:{job}", attempt=attempt,
-                                          valid_from_ns=record.observed_at_ns, ranks=((rank, record.node, device),)))  # fmt: skip
+                self._apply(
+                    TopologyEvent(
+                        node=record.node,
+                        observed_at_ns=record.observed_at_ns,
+                        entity=f"job:{job}",
+                        attempt=attempt,
+                        valid_from_ns=record.observed_at_ns,
+                        ranks=((rank, record.node, device),),
+                    )
+                )
 
     def _note_clocks(self, ticks: list[_Placed], now_ns: int) -> None:
         counts: dict[str, int] = {}
@@ -210,7 +231,7 @@ class Aligner:
 
     def _place(self, parked: _Parked, now_ns: int) -> None:
         tick = parked.placed.record
-        assert isinstance(tick, Tick)  # noqa: S101 - only ticks are parked
+        assert isinstance(tick, Tick)  # only ticks are parked
         if (missing := self._catalogs.missing(tick)) is not None:
             self._park(parked, missing, now_ns)
         elif (misfit := self._catalogs.misfit(tick)) is not None:
@@ -227,7 +248,10 @@ class Aligner:
 
     def _park(self, parked: _Parked, catalog_id: str, now_ns: int) -> None:
         if len(self._parked) >= self.settings.parked_limit:
-            self._reject(parked.placed, f"catalogue {catalog_id} is unknown and {len(self._parked)} ticks wait for theirs already")
+            self._reject(
+                parked.placed,
+                f"catalogue {catalog_id} is unknown and {len(self._parked)} ticks wait for theirs already",
+            )
         elif now_ns - parked.since_ns > self.settings.parked_s * NS_PER_S:
             self._reject(parked.placed, f"catalogue {catalog_id} did not come within {self.settings.parked_s:g} s")
         else:
@@ -247,7 +271,16 @@ def _canonical(placed: _Placed) -> tuple[bool, int, str, str, int, str, int, int
     record = placed.record
     if isinstance(record, TopologyEvent):
         return (False, 0, "", "", 0, placed.topic, placed.partition, placed.offset)
-    return (True, record.observed_at_ns, record.node, record.boot_id, record.seq, placed.topic, placed.partition, placed.offset)
+    return (
+        True,
+        record.observed_at_ns,
+        record.node,
+        record.boot_id,
+        record.seq,
+        placed.topic,
+        placed.partition,
+        placed.offset,
+    )
 
 
 def _placements(record: Record) -> Iterable[tuple[str, int, int, str]]:
@@ -260,14 +293,24 @@ def _placements(record: Record) -> Iterable[tuple[str, int, int, str]]:
 
 def _topology_state(topology: Topology) -> dict[str, Any]:
     state = topology.__dict__
-    jobs = [[name, job.attempt, [[rank, *place] for rank, place in job.ranks.items()]] for name, job in state["_jobs"].items()]
-    origins = {key: {name: list(value) for name, value in state[key].items()} for key in ("_node_origin", "_job_origin")}
+    jobs = [
+        [name, job.attempt, [[rank, *place] for rank, place in job.ranks.items()]]
+        for name, job in state["_jobs"].items()
+    ]
+    origins = {
+        key: {name: list(value) for name, value in state[key].items()} for key in ("_node_origin", "_job_origin")
+    }
     return {"_nodes": state["_nodes"], "_jobs": jobs, **origins}
 
 
 def _topology_from(state: dict[str, Any]) -> Topology:
-    jobs = {name: JobLayout(name, attempt, {rank: (node, device) for rank, node, device in ranks}) for name, attempt, ranks in state["_jobs"]}
+    jobs = {
+        name: JobLayout(name, attempt, {rank: (node, device) for rank, node, device in ranks})
+        for name, attempt, ranks in state["_jobs"]
+    }
     return Topology(
-        state["_nodes"], {k: tuple(v) for k, v in state["_node_origin"].items()}, jobs,
+        state["_nodes"],
+        {k: tuple(v) for k, v in state["_node_origin"].items()},
+        jobs,
         {k: tuple(v) for k, v in state["_job_origin"].items()},
-    )  # fmt: skip
+    )

@@ -113,7 +113,11 @@ class Clocks:
 
     def snapshot(self) -> dict[str, Any]:
         """Plain containers."""
-        return {"boots": self._boots, "samples": {node: list(values) for node, values in self._samples.items()}, "shared": self._shared_ns}
+        return {
+            "boots": self._boots,
+            "samples": {node: list(values) for node, values in self._samples.items()},
+            "shared": self._shared_ns,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take `snapshot`'s containers over."""

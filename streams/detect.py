@@ -47,7 +47,9 @@ class Pipeline:
         A detector's table has an unknown key or a wrong value.
     """
 
-    def __init__(self, config: Config, detectors: Registry[Detector] | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, config: Config, detectors: Registry[Detector] | None = None, metrics: Metrics | None = None
+    ) -> None:
         self._config = config
         self._policy: Policy = config.policy
         self._found = detectors or registry()
@@ -59,7 +61,11 @@ class Pipeline:
         """Start cold."""
         self.aligner = Aligner(AlignSettings.of(self._config), self._metrics)
         self.disabled.clear()
-        self.detectors = {name: self._build(name, kind) for name, kind in self._found.all().items() if self._config.enabled("detectors", name)}
+        self.detectors = {
+            name: self._build(name, kind)
+            for name, kind in self._found.all().items()
+            if self._config.enabled("detectors", name)
+        }
 
     @property
     def code_version(self) -> str:
@@ -74,13 +80,22 @@ class Pipeline:
     def run(self, frame: Frame) -> list[Verdict]:
         """Verdicts of all detectors on `frame`, by name of detector, with cluster and reach filled in."""
         started_s = perf_counter()
-        verdicts = [self._finish(verdict) for name in self.detectors if name not in self.disabled for verdict in self._ask(name, frame)]
+        verdicts = [
+            self._finish(verdict)
+            for name in self.detectors
+            if name not in self.disabled
+            for verdict in self._ask(name, frame)
+        ]
         self._metrics.observe_ms("tw_frame_ms", (perf_counter() - started_s) * 1000)
         return verdicts
 
     def snapshot(self) -> bytes:
         """State of aligner and detectors as of the last cut."""
-        states = {name: [d.version, d.config_hash, d.snapshot()] for name, d in self.detectors.items() if name not in self.disabled}
+        states = {
+            name: [d.version, d.config_hash, d.snapshot()]
+            for name, d in self.detectors.items()
+            if name not in self.disabled
+        }
         return pack({"aligner": self.aligner.snapshot(), "detectors": states})
 
     def restore(self, payload: bytes) -> Restored:
@@ -128,8 +143,13 @@ class Pipeline:
         while where is not None and where.tb_next is not None:
             where = where.tb_next
         line = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else "?"
-        log.error("detector %s is switched off until the worker restarts: %r at %s on the frame of %d; the others go on",
-                  name, error, line, frame.now_ns)  # fmt: skip
+        log.error(
+            "detector %s is switched off until the worker restarts: %r at %s on the frame of %d; the others go on",
+            name,
+            error,
+            line,
+            frame.now_ns,
+        )
         self.disabled[name] = f"{error!r} at {line}"
         self._metrics.count("tw_detector_errors_total", detector=name)
 

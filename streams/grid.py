@@ -91,10 +91,13 @@ class Grid:
         """Plain containers."""
         return {
             "cells": [[cell, [encode(tick) for tick in members.values()]] for cell, members in self._cells.items()],
-            "nodes": {name: [n.last_cell, n.arrived_at_ns, n.absent_cells, n.skewed] for name, n in self._nodes.items()},
-            "next": self._next, "event": [self._event_ns, self._event_arrived_ns],
+            "nodes": {
+                name: [n.last_cell, n.arrived_at_ns, n.absent_cells, n.skewed] for name, n in self._nodes.items()
+            },
+            "next": self._next,
+            "event": [self._event_ns, self._event_arrived_ns],
             "forgotten": sorted(self._forgotten),
-        }  # fmt: skip
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take `snapshot`'s containers over."""
@@ -113,7 +116,9 @@ class Grid:
         since_ns = max(0, now_ns - self._event_arrived_ns)
         newest_ns = max((node.arrived_at_ns for node in self._nodes.values()), default=0)
         if now_ns - newest_ns < STALL_NS:
-            since_ns = min(since_ns, max(0, newest_ns - self._event_arrived_ns) + self.lateness_ms * NS_PER_MS + self.interval_ns)
+            since_ns = min(
+                since_ns, max(0, newest_ns - self._event_arrived_ns) + self.lateness_ms * NS_PER_MS + self.interval_ns
+            )
         return self._event_ns + since_ns
 
     def _due(self, now_ns: int) -> int | None:
@@ -122,7 +127,9 @@ class Grid:
         if cell is None:
             return None
         members = self._cells.get(cell, {})
-        missing = [node for name, node in self._nodes.items() if name not in members and node.absent_cells < GIVE_UP_CELLS]
+        missing = [
+            node for name, node in self._nodes.items() if name not in members and node.absent_cells < GIVE_UP_CELLS
+        ]
         if members and not missing:
             return cell
         lateness_ns = self.lateness_ms * NS_PER_MS
@@ -150,10 +157,13 @@ class Grid:
         nodes = tuple(sorted({*self._nodes, *members, *(extra_nodes - self._forgotten)}))
         ticks = [members[name] for name in nodes if name in members]
         return AlignedTick(
-            at_ns=cell * self.interval_ns, interval_ms=self.interval_ms, nodes=nodes,
+            at_ns=cell * self.interval_ns,
+            interval_ms=self.interval_ms,
+            nodes=nodes,
             present=np.array([name in members for name in nodes], dtype=np.bool_),
-            families=family_matrices(ticks, catalogs), gaps=self._gaps(ticks),
-        )  # fmt: skip
+            families=family_matrices(ticks, catalogs),
+            gaps=self._gaps(ticks),
+        )
 
     def _gaps(self, ticks: list[Tick]) -> dict[str, tuple[Gap, ...]]:
         found = {tick.node: tick.gaps for tick in ticks if tick.gaps}

@@ -35,8 +35,10 @@ class Catalogs:
         for block in tick.blocks:
             width = len(self._by_id[block.catalog_id].metrics)
             if len(block.values) != 4 * width * len(block.devices):
-                return (f"block {block.family}: {len(block.values)} bytes, expected {len(block.devices)} devices x {width} metrics"
-                        f" x 4 of catalogue {block.catalog_id}")  # fmt: skip
+                return (
+                    f"block {block.family}: {len(block.values)} bytes, expected {len(block.devices)} devices x {width} metrics"
+                    f" x 4 of catalogue {block.catalog_id}"
+                )
         return None
 
     def columns(self, catalog_ids: Iterable[str]) -> Columns:
@@ -62,7 +64,8 @@ class Catalogs:
             for metric in self._by_id[catalog_id].metrics:
                 names.setdefault(metric.name, len(names))
         places = {
-            catalog_id: np.array([names[m.name] for m in self._by_id[catalog_id].metrics], dtype=np.intp) for catalog_id in catalog_ids
+            catalog_id: np.array([names[m.name] for m in self._by_id[catalog_id].metrics], dtype=np.intp)
+            for catalog_id in catalog_ids
         }
         return tuple(names), places
 
@@ -86,7 +89,9 @@ def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) ->
     row = 0
     for _, block in blocks:
         count = len(block.devices)
-        values[row : row + count, places[block.catalog_id]] = np.frombuffer(block.values, dtype="<f4").reshape(count, -1)
+        values[row : row + count, places[block.catalog_id]] = np.frombuffer(block.values, dtype="<f4").reshape(
+            count, -1
+        )
         row += count
     return FamilyMatrix(family, entities, metrics, values)
 

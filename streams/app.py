@@ -1,0 +1,459 @@
+"""The stream worker on Faust: the only module that imports faust and aiokafka.
+
+Raw records come in through a plain consumer inside the Faust application (20 times cheaper per message than a Faust stream); verdicts
+and actions are Faust agents, the correlator's clock is a Faust timer, and Faust's web server carries health and self-metrics.
+
+One worker leads: the one to which Kafka assigns the single partition of the verdicts topic. The others wait with nothing loaded,
+and take over from the last snapshot and the recorded cuts. Everything that a leader says is identified by its content, so what a
+successor repeats is recognised as a repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import faust
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from streams import state
+from streams.detect import Pipeline
+from streams.quiet import quieten
+from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
+from trainwarden.bus import Message, connect
+from trainwarden.clock import Clock, SystemClock
+from trainwarden.config import Config
+from trainwarden.errors import ConfigError, DecodeError, UnavailableError
+from trainwarden.records import FrameCut, StateSnapshot, decode_as
+from trainwarden.selfmetrics import Metrics
+from trainwarden.topics import ACTIONS, ALL, CUTS, INCIDENTS, RAW, STATE, VERDICTS
+
+log = logging.getLogger(__name__)
+
+SESSION_TIMEOUT_S = 6.0
+HEARTBEAT_S = 1.0
+TICK_S = 0.1
+RETRY_S = 0.2
+SLOW_FRAME_MS = 20.0
+"""Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
+REPEAT_PATIENCE_S = 5.0
+RECENT_VERDICTS_S = 60
+STOP_S = 2.0
+
+
+class Outlet:
+    """Publishes and does not come back before the broker has it: a broker that is away is waited for."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=list(addresses),
+            acks="all",
+            enable_idempotence=False,
+            request_timeout_ms=5000,
+            retry_backoff_ms=100,
+            max_request_size=2 * 1024 * 1024,
+            metadata_max_age_ms=30_000,
+        )
+
+    async def start(self) -> None:
+        """Connect."""
+        await self._producer.start()
+
+    async def stop(self) -> None:
+        """Let go."""
+        await self._producer.stop()
+
+    async def deliver(self, outputs: Iterable[Output]) -> dict[str, int]:
+        """Publish all, in order; returns the last offset per topic. Tries for as long as it takes."""
+        waiting, offsets = list(outputs), {}
+        while waiting:
+            try:
+                futures = [await self._producer.send(o.topic, value=o.value, key=o.key) for o in waiting]
+                for output, sent in zip(waiting, await asyncio.gather(*futures), strict=True):
+                    offsets[output.topic] = int(sent.offset)
+                return offsets
+            except KafkaError as error:
+                log.warning("%d messages wait for the broker: %s", len(waiting), type(error).__name__)
+                await asyncio.sleep(RETRY_S)
+        return offsets
+
+
+class RawService:
+    """Reads raw topics, cuts, detects, publishes, commits: one leadership from assignment to revocation."""
+
+    def __init__(
+        self, config: Config, outlet: Outlet, correlator: CorrelatorStage, metrics: Metrics, clock: Clock
+    ) -> None:
+        self._config = config
+        self._outlet = outlet
+        self._correlator = correlator
+        self._metrics = metrics
+        self._clock = clock
+        self._stage = RawStage(config, Pipeline(config, metrics=metrics), clock, uuid.uuid4().hex[:8], metrics)
+        self._cuts_position: int | None = None
+        self._frame_ms = 0.0
+        self.ready = asyncio.Event()
+        self.paused = False
+
+    async def run(self) -> None:
+        """Lead until cancelled; a clean end leaves a snapshot, so that the next start is quick."""
+        async with _consumer(self._config, self._config.streams.group) as consumer:
+            await _assign(consumer, [topic.name for topic in RAW])
+            await self._resume(consumer)
+            self.ready.set()
+            log.info("worker leads: reading %s", ", ".join(topic.name for topic in RAW))
+            try:
+                await self._loop(consumer)
+            finally:
+                with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+                    await asyncio.wait_for(asyncio.shield(self._save(consumer)), STOP_S / 2)
+
+    async def _resume(self, consumer: Any) -> None:
+        snapshots = _of(StateSnapshot, await read_all(self._config, STATE.name))
+        resume = state.newest(OWNER, snapshots)
+        if resume is not None:
+            cuts_from = resume.positions.get(f"{CUTS.name}/0", 0)
+            messages = await read_all(self._config, CUTS.name, cuts_from)
+            self._cuts_position = messages[-1].offset + 1 if messages else cuts_from
+            resume = state.follow(resume, _of(FrameCut, messages))
+        for place, offset in self._stage.resume(resume).items():
+            topic, _, partition = place.rpartition("/")
+            consumer.seek(TopicPartition(topic, int(partition)), offset)
+        deadline_s = asyncio.get_running_loop().time() + REPEAT_PATIENCE_S
+        while self._stage.catching_up:
+            for result in await self._read(consumer, wait_ms=50):
+                await self._deliver(result)
+            if asyncio.get_running_loop().time() > deadline_s:
+                for result in self._stage.abandon_cuts():
+                    await self._deliver(result)
+
+    async def _loop(self, consumer: Any) -> None:
+        loop = asyncio.get_running_loop()
+        cut_s, snapshot_s = self._config.streams.cut_ms / 1000, self._config.streams.snapshot_s
+        next_cut_s, next_snapshot_s = loop.time() + cut_s, loop.time() + snapshot_s
+        while True:
+            await asyncio.sleep(max(0.0, next_cut_s - loop.time()))
+            next_cut_s = max(next_cut_s + cut_s, loop.time())
+            if self.paused:
+                continue
+            await self._read(consumer, wait_ms=0)
+            await self._cut()
+            await self._commit(consumer)
+            if loop.time() >= next_snapshot_s:
+                next_snapshot_s = loop.time() + snapshot_s
+                await self._save(consumer)
+
+    async def _read(self, consumer: Any, wait_ms: int) -> list[CutResult]:
+        """Everything the consumer holds now (bounded), into the stage."""
+        results: list[CutResult] = []
+        for _ in range(20):
+            batches = await consumer.getmany(timeout_ms=wait_ms, max_records=5000)
+            if not batches:
+                break
+            results.extend(self._stage.take(_message(record) for records in batches.values() for record in records))
+        return results
+
+    async def _cut(self) -> None:
+        now_ns = self._clock.now_ns()
+        started_ns = self._clock.monotonic_ns()
+        if self._frame_ms > SLOW_FRAME_MS:
+            result = await asyncio.get_running_loop().run_in_executor(None, self._stage.cut, now_ns)
+        else:
+            result = self._stage.cut(now_ns)
+        self._frame_ms = 0.8 * self._frame_ms + 0.2 * (self._clock.monotonic_ns() - started_ns) / 1e6
+        await self._deliver(result)
+
+    async def _deliver(self, result: CutResult) -> None:
+        if result.frame is not None:
+            self._correlator.correlator.on_frame(result.frame)
+        offsets = await self._outlet.deliver(result.outputs)
+        if CUTS.name in offsets:
+            self._cuts_position = offsets[CUTS.name] + 1
+
+    async def _commit(self, consumer: Any) -> None:
+        """For lag monitors only: the truth about positions is in the snapshot and the cuts."""
+        positions = {_partition(place): offset for place, offset in self._stage.positions.items()}
+        try:
+            if positions:
+                await asyncio.wait_for(consumer.commit(positions), 5.0)
+        except (KafkaError, TimeoutError) as error:
+            log.warning("positions of group %s were not stored: %s", self._config.streams.group, type(error).__name__)
+
+    async def _save(self, consumer: Any) -> None:
+        if self._stage.seq and not self._stage.catching_up:
+            await self._outlet.deliver(self._stage.snapshot(self._cuts_position))
+            await self._commit(consumer)
+
+
+class Application:
+    """One Faust application: agents, timer, web, and the raw service while this worker leads."""
+
+    def __init__(self, config: Config, metrics: Metrics, clock: Clock) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._outlet = Outlet(addresses(config))
+        self._correlator = CorrelatorStage(config, clock, metrics)
+        self._raw: RawService | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self.app = _faust_app(config)
+        self._declare()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set or something breaks; raises what broke."""
+        await self._outlet.start()
+        try:
+            await self.app.start()
+            await self._until(stopping)
+        finally:
+            await self._end_lead()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.app.stop(), STOP_S)
+            await self._outlet.stop()
+
+    async def _until(self, stopping: asyncio.Event) -> None:
+        ending = asyncio.ensure_future(stopping.wait())
+        broken = asyncio.ensure_future(self.app.wait_until_stopped())
+        while not ending.done():
+            tasks = {ending, broken} | ({self._leading} if self._leading is not None else set())
+            await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            if self._leading is not None and self._leading.done() and not self._leading.cancelled():
+                self._leading.result()
+            if broken.done():
+                break
+        for task in (ending, broken):
+            task.cancel()
+        if not stopping.is_set() and self.app.crash_reason is not None:
+            raise self.app.crash_reason
+
+    def _declare(self) -> None:
+        app = self.app
+        verdicts = app.topic(VERDICTS.name, key_serializer="raw", value_serializer="raw")
+        actions = app.topic(ACTIONS.name, key_serializer="raw", value_serializer="raw")
+        app.agent(verdicts, name="verdicts")(self._consume)
+        app.agent(actions, name="actions")(self._consume)
+        app.timer(interval=TICK_S)(self._tick)
+        app.on_partitions_assigned.connect(self._assigned, weak=False)
+        app.on_partitions_revoked.connect(self._revoked, weak=False)
+        app.page("/healthz")(self._health)
+        app.page("/metrics")(self._page)
+
+    async def _consume(self, stream: Any) -> None:
+        """An exception in an agent loses what it read: everything is caught, put aside and told."""
+        async for event in stream.events():
+            message = _message(event.message)
+            try:
+                self._correlator.take(message)
+            except Exception as error:
+                log.exception("message %s offset %d could not be handled", message.place, message.offset)
+                self._correlator.refuse(message, f"the correlator failed on it: {error!r}")
+
+    async def _tick(self) -> None:
+        if self._raw is None or not self._raw.ready.is_set() or self._raw.paused:
+            return
+        try:
+            await self._outlet.deliver(self._correlator.tick())
+        except Exception:
+            log.exception("the correlator failed; its incidents are published with the next tick")
+
+    async def _assigned(self, sender: Any, assigned: Iterable[Any], **_: Any) -> None:
+        leads = any(tp.topic == VERDICTS.name for tp in assigned)
+        if not leads:
+            await self._end_lead()
+            log.info("worker stands by: another one leads")
+        elif self._raw is None:
+            self._leading = asyncio.ensure_future(self._lead())
+        else:
+            self._raw.paused = False
+
+    async def _revoked(self, sender: Any, revoked: Iterable[Any], **_: Any) -> None:
+        """Stop the world of a rebalance: nothing is cut until it is known who leads."""
+        if self._raw is not None:
+            self._raw.paused = True
+
+    async def _lead(self) -> None:
+        """A new leader knows what was published, and nothing else."""
+        restored = self._correlator.restore(await read_all(self._config, INCIDENTS.name))
+        since_ms = self._clock.now_ns() // 1_000_000 - RECENT_VERDICTS_S * 1000
+        for message in await read_all(self._config, VERDICTS.name):
+            if message.timestamp_ms >= since_ms:
+                self._correlator.take(message)
+        log.info("correlator took %d open incidents over", restored)
+        self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock)
+        await self._raw.run()
+
+    async def _end_lead(self) -> None:
+        leading, self._leading, self._raw = self._leading, None, None
+        if leading is not None:
+            leading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leading
+            self._correlator = CorrelatorStage(self._config, self._clock, self._metrics)
+
+    @property
+    def leads(self) -> bool:
+        """Whether raw records are being read here."""
+        return self._raw is not None and self._raw.ready.is_set()
+
+    async def _health(self, request: Any) -> Any:
+        return self.app.web.text("leads\n" if self.leads else "stands by\n")
+
+    async def _page(self, request: Any) -> Any:
+        return self.app.web.text(self._metrics.page())
+
+
+def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Waits for an absent broker and comes back by itself after a lost one.
+
+    Raises
+    ------
+    ConfigError
+        The bus is no Kafka address, or a detector's settings are wrong.
+    UnavailableError
+        A topic has too few partitions, or the web port is taken.
+    """
+    addresses(config)
+    Pipeline(config)
+    quieten()
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    metrics, clock = Metrics("worker"), SystemClock()
+    while not stopping.is_set() and await _broker_ready(config, stopping):
+        try:
+            metrics.set("tw_up", 1)
+            await Application(config, metrics, clock).run(stopping)
+        except OSError as error:
+            raise UnavailableError(
+                f"streams.web_listen {config.streams.web_listen}: {error.strerror or error}: free it or set another"
+            ) from None
+        except Exception:
+            log.exception("the stream application broke off and starts again")
+            await asyncio.sleep(1.0)
+
+
+async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
+    """Wait for the broker, then make sure of the topics; False when told to stop meanwhile."""
+    bus, told = connect(config.kafka.url), False
+    while not stopping.is_set():
+        try:
+            await asyncio.to_thread(bus.wait_ready, 1.0)
+            await asyncio.to_thread(bus.ensure_topics, ALL)
+            return True
+        except UnavailableError as error:
+            if "partitions" in str(error):
+                raise
+            if not told:
+                log.warning("%s; waiting for it", error)
+            told = True
+    return False
+
+
+async def read_all(config: Config, topic: str, start: int = 0) -> list[Message]:
+    """Everything on a topic from offset `start` on, as of now. The end that a broker reports may be too low (Tansu), so silence decides."""
+    messages: list[Message] = []
+    async with _consumer(config, None) as consumer:
+        partitions = await _assign(consumer, [topic])
+        ends = await consumer.end_offsets(partitions)
+        for partition in partitions:
+            consumer.seek(partition, start)
+        while True:
+            batches = await consumer.getmany(timeout_ms=150)
+            messages.extend(_message(record) for records in batches.values() for record in records)
+            if not batches and all([await consumer.position(p) >= ends[p] for p in partitions]):
+                return messages
+
+
+def addresses(config: Config) -> tuple[str, ...]:
+    """Bootstrap addresses of the configured Kafka."""
+    scheme, _, rest = config.kafka.url.partition("://")
+    if scheme != "kafka" or not rest:
+        raise ConfigError(
+            f"kafka.url: {config.kafka.url!r}: the worker reads from a broker, expected kafka://host:port[,host:port]"
+        )
+    return tuple(rest.split(","))
+
+
+def _faust_app(config: Config) -> Any:
+    host, _, port = config.streams.web_listen.rpartition(":")
+    data = config.path(config.streams.data_directory, "worker")
+    data.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("FAUST_LOOP", "aio")
+    return faust.App(
+        f"{config.streams.group}.correlator",
+        broker=[f"kafka://{address}" for address in addresses(config)],
+        autodiscover=False,
+        datadir=str(data),
+        store="memory://",
+        key_serializer="raw",
+        value_serializer="raw",
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        consumer_auto_offset_reset="earliest",
+        broker_session_timeout=SESSION_TIMEOUT_S,
+        broker_heartbeat_interval=HEARTBEAT_S,
+        broker_commit_interval=1.0,
+        stream_wait_empty=False,
+        web_enabled=bool(port),
+        web_bind=host or "127.0.0.1",
+        web_host=host or "127.0.0.1",
+        web_port=int(port or 0),
+        web_in_thread=False,
+    )
+
+
+def _consumer(config: Config, group: str | None) -> Any:
+    return AIOKafkaConsumer(
+        bootstrap_servers=list(addresses(config)),
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=100,
+        max_partition_fetch_bytes=4 * 1024 * 1024,
+        metadata_max_age_ms=30_000,
+        retry_backoff_ms=100,
+    )
+
+
+async def _assign(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
+    """Take all partitions of these topics, without joining a group: one leader reads everything."""
+    await consumer._client.force_metadata_update()
+    partitions = [
+        TopicPartition(topic, number)
+        for topic in topics
+        for number in sorted(consumer.partitions_for_topic(topic) or ())
+    ]
+    consumer.assign(partitions)
+    return partitions
+
+
+def _of(kind: type[Any], messages: Iterable[Message]) -> list[Any]:
+    found = []
+    for message in messages:
+        try:
+            found.append(decode_as(kind, message.value))
+        except DecodeError as error:
+            log.warning("%s offset %d is passed over: %s", message.place, message.offset, error.reason)
+    return found
+
+
+def _message(record: Any) -> Message:
+    return Message(
+        record.topic, record.partition, record.offset, record.key or b"", record.value or b"", record.timestamp
+    )
+
+
+def _partition(place: str) -> TopicPartition:
+    topic, _, number = place.rpartition("/")
+    return TopicPartition(topic, int(number))

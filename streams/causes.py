@@ -1,0 +1,145 @@
+"""Which finding explains which: the rules by which one culprit is chosen among many opinions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trainwarden.clock import NS_PER_MS, NS_PER_S
+from trainwarden.policy import Family, Policy
+from trainwarden.records import Cause, Entity, EntityKind, Verdict
+
+SHARED_ENTITIES = frozenset({EntityKind.FABRIC, EntityKind.LEAF, EntityKind.RAIL})
+BLAMELESS_ENTITIES = frozenset({EntityKind.JOB})
+INFRASTRUCTURE = frozenset({"fatal_code", "node_lost", "link_down", "link_slow"})
+"""Kinds with evidence of their own on the node named: a fault elsewhere in the job cannot produce them."""
+LINKS = frozenset({"link_down", "link_slow", "node_lost"})
+
+INFRASTRUCTURE_SLACK_NS = 5 * NS_PER_S
+"""Probes and codes show later than the processes that suffer: so much later they still count as the cause."""
+STOP_SLACK_NS = 2 * NS_PER_S
+SAME_MOMENT_NS = 1500 * NS_PER_MS
+"""Stops closer than this are ordered by strength, others by time: what stopped later was stopped by what stopped first."""
+SURE = 0.8
+
+
+@dataclass
+class Finding:
+    """What one kind of verdict says about one culprit, over all its repeats."""
+
+    verdict: Verdict
+    first_at_ns: int
+    last_at_ns: int
+    onset_at_ns: int
+    count: int = 1
+    cleared: bool = False
+    detectors: set[str] = field(default_factory=set)
+
+    @property
+    def culprit(self) -> str:
+        return culprit_of(self.verdict.entity)
+
+    def repeat(self, verdict: Verdict, now_ns: int) -> None:
+        """The same said again: newest evidence, earliest onset."""
+        self.verdict, self.last_at_ns, self.count, self.cleared = verdict, now_ns, self.count + 1, False
+        self.onset_at_ns = min(self.onset_at_ns, verdict.onset_at_ns)
+        self.detectors.add(verdict.detector)
+
+
+def culprit_of(entity: Entity) -> str:
+    """Who is accused, as a key: everything on one node counts as that node.
+
+    Examples
+    --------
+    >>> culprit_of(Entity(EntityKind.RANK, "j/2", "n2")), culprit_of(Entity(EntityKind.NODE, "n2"))
+    ('node:n2', 'node:n2')
+    """
+    node = entity.node or (entity.name if entity.kind in (EntityKind.NODE, EntityKind.TELEMETRY) else "")
+    return f"node:{node}" if node and entity.kind not in SHARED_ENTITIES | BLAMELESS_ENTITIES else str(entity)
+
+
+def node_of(entity: Entity) -> str:
+    """Node accused; empty for shared and blameless entities."""
+    key = culprit_of(entity)
+    return key.removeprefix("node:") if key.startswith("node:") else ""
+
+
+def strength(finding: Finding, policy: Policy) -> tuple[int, float, int]:
+    """Order of findings that compete at the same moment: kind, confidence, earlier onset."""
+    return (policy.kind(finding.verdict.kind).rank, finding.verdict.confidence, -finding.onset_at_ns)
+
+
+def explains(cause: Finding, effect: Finding, policy: Policy) -> bool:
+    """Whether `effect` is sufficiently accounted for by `cause` and needs no incident of its own."""
+    if cause is effect:
+        return False
+    stronger = strength(cause, policy) > strength(effect, policy)
+    if cause.culprit == effect.culprit:
+        return stronger
+    if cause.verdict.entity.kind in BLAMELESS_ENTITIES:
+        return effect.verdict.entity.kind in BLAMELESS_ENTITIES and stronger
+    if effect.verdict.entity.kind in BLAMELESS_ENTITIES:
+        return _explains_blameless(cause, effect, policy)
+    if cause.verdict.entity.kind in SHARED_ENTITIES:
+        return _explains_below(cause, effect, policy)
+    if effect.verdict.kind in INFRASTRUCTURE or effect.verdict.entity.kind in SHARED_ENTITIES:
+        return False
+    return _explains_symptom(cause, effect, policy, stronger)
+
+
+def choose(findings: Sequence[Finding], policy: Policy) -> Finding:
+    """The finding that leads: explained by no other, then the strongest. Cleared ones only when nothing else is left."""
+    standing = [f for f in findings if not f.cleared] or list(findings)
+    unexplained = [f for f in standing if not any(explains(other, f, policy) for other in standing)]
+    return max(unexplained or standing, key=lambda f: strength(f, policy))
+
+
+def rank_causes(findings: Iterable[Finding], policy: Policy, limit: int = 5) -> tuple[Cause, ...]:
+    """Candidate causes with probabilities: strength of the kind times confidence, little for what another explains."""
+    found = list(findings)
+    weights: dict[tuple[str, str], tuple[float, Finding]] = {}
+    for finding in found:
+        weight = (policy.kind(finding.verdict.kind).rank + 1) * max(finding.verdict.confidence, 0.05)
+        weight *= 0.1 if finding.cleared else 0.2 if any(explains(other, finding, policy) for other in found) else 1.0
+        key = (finding.verdict.kind, finding.culprit)
+        if weight > weights.get(key, (0.0, finding))[0]:
+            weights[key] = (weight, finding)
+    total = sum(weight for weight, _ in weights.values()) or 1.0
+    ranked = sorted(weights.values(), key=lambda entry: -entry[0])[:limit]
+    return tuple(Cause(f.verdict.kind, f.verdict.entity, round(weight / total, 3)) for weight, f in ranked)
+
+
+def _explains_blameless(cause: Finding, effect: Finding, policy: Policy) -> bool:
+    """A hang or slowness of the whole job is explained by whoever is accused of something at least as grave."""
+    family = policy.kind(cause.verdict.kind).family
+    if policy.kind(effect.verdict.kind).family is Family.FAIL_STOP:
+        return family in (Family.FAIL_STOP, Family.CORRUPTION) or cause.verdict.kind == "link_slow"
+    return family in (Family.FAIL_STOP, Family.FAIL_SLOW, Family.CORRUPTION)
+
+
+def _explains_below(cause: Finding, effect: Finding, policy: Policy) -> bool:
+    """A shared cause explains links below it, and slowness of which nobody is sure."""
+    if effect.verdict.entity.kind in SHARED_ENTITIES:
+        return cause.verdict.entity.kind is EntityKind.FABRIC
+    if effect.verdict.kind in LINKS:
+        return True
+    slow = policy.kind(effect.verdict.kind).family is Family.FAIL_SLOW
+    return slow and effect.verdict.confidence < SURE
+
+
+def _explains_symptom(cause: Finding, effect: Finding, policy: Policy, stronger: bool) -> bool:
+    """Processes stop and slow down because of each other; the first, or the one with evidence of its own, is to blame."""
+    by, of = policy.kind(cause.verdict.kind).family, policy.kind(effect.verdict.kind).family
+    if of not in (Family.FAIL_STOP, Family.FAIL_SLOW, Family.CORRUPTION):
+        return effect.verdict.kind == "save_failed" and by is Family.FAIL_STOP
+    lead_ns = effect.onset_at_ns - cause.onset_at_ns
+    if by is Family.FAIL_SLOW:
+        unsure = effect.verdict.confidence < SURE and effect.verdict.confidence <= cause.verdict.confidence
+        return of is Family.FAIL_SLOW and stronger and unsure
+    if by not in (Family.FAIL_STOP, Family.CORRUPTION):
+        return False
+    if cause.verdict.kind in INFRASTRUCTURE:
+        return lead_ns >= -INFRASTRUCTURE_SLACK_NS
+    if of is Family.FAIL_SLOW:
+        return lead_ns >= -STOP_SLACK_NS
+    return lead_ns > SAME_MOMENT_NS or (abs(lead_ns) <= SAME_MOMENT_NS and stronger)

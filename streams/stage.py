@@ -1,0 +1,333 @@
+"""The two stages of the worker without their broker: messages in, messages out.
+
+Whoever hosts a stage (the Faust application, the loop over `trainwarden.bus`, a replay) reads messages, hands them in, asks for
+cuts, and publishes what comes back *before* it commits what it read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from detectors.base import Frame
+from streams import state
+from streams.detect import Pipeline
+from streams.incidents import Correlator
+from streams.state import Resume
+from trainwarden.bus import Message
+from trainwarden.bus.dead import bury
+from trainwarden.clock import Clock
+from trainwarden.config import Config
+from trainwarden.errors import DecodeError
+from trainwarden.records import (
+    ActionResult,
+    Catalog,
+    DeadLetter,
+    FrameCut,
+    Incident,
+    LogEvent,
+    Plan,
+    Record,
+    StepReport,
+    Tick,
+    TopologyEvent,
+    Verdict,
+    decode,
+    encode,
+)
+from trainwarden.selfmetrics import Metrics
+from trainwarden.topics import ACTIONS, CATALOG, CUTS, DEAD, INCIDENTS, LOGS, STATE, STEPS, TICKS, TOPOLOGY, VERDICTS
+
+log = logging.getLogger(__name__)
+
+OWNER = "detect"
+EXPECTED: dict[str, type[Record]] = {
+    TICKS.name: Tick,
+    STEPS.name: StepReport,
+    LOGS.name: LogEvent,
+    CATALOG.name: Catalog,
+    TOPOLOGY.name: TopologyEvent,
+}
+COMPACTED = frozenset({CATALOG.name, TOPOLOGY.name})
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One message to publish."""
+
+    topic: str
+    key: bytes
+    value: bytes
+
+
+@dataclass
+class Outbox:
+    """Collects what is to be published; stands in for a publisher."""
+
+    waiting: list[Output] = field(default_factory=list)
+
+    def publish(self, topic: str, key: bytes, value: bytes) -> None:
+        """Add one message."""
+        self.waiting.append(Output(topic, key, value))
+
+    def flush(self, timeout_s: float) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def take(self) -> list[Output]:
+        """Everything collected since the last call."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+@dataclass(frozen=True)
+class CutResult:
+    """What one cut brought: the frame (None when idle), its verdicts, and everything to publish, in order."""
+
+    frame: Frame | None
+    verdicts: tuple[Verdict, ...]
+    outputs: tuple[Output, ...]
+
+
+class RawStage:
+    """Decoding, alignment, detection and their recovery.
+
+    After `resume` the stage first repeats the recorded cuts (`catching_up`): `take` returns a `CutResult` for each as soon as its
+    messages are there, and `cut` must not be called until they are through.
+    """
+
+    def __init__(
+        self, config: Config, pipeline: Pipeline, clock: Clock, boot_id: str, metrics: Metrics | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._boot_id = boot_id
+        self._metrics = metrics or Metrics("worker")
+        self._outbox = Outbox()
+        self._cuts: deque[FrameCut] = deque()
+        self._backlog: dict[str, deque[Message]] = {}
+        self._reached: dict[str, int] = {}
+        self._turn = 0
+        self.pipeline = pipeline
+        self.seq = 0
+        self.last_cut_ns = 0
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether recorded cuts are still to be repeated."""
+        return bool(self._cuts)
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Offsets that are safe to commit once the outputs of the last cut are delivered."""
+        return self.pipeline.aligner.positions
+
+    def resume(self, resume: Resume | None, cuts: Iterable[FrameCut] = ()) -> dict[str, int]:
+        """Take a snapshot and the cuts after it over; returns the positions to read from (empty: from the beginning)."""
+        self._cuts = deque(cuts if resume is None else resume.cuts)
+        if resume is None:
+            return {}
+        restored = self.pipeline.restore(resume.payload)
+        self.seq, self._reached = resume.seq, dict(resume.positions)
+        log.info(
+            "state of cut %d taken over, %d cuts to repeat; warm: %s; cold: %s",
+            resume.seq,
+            len(self._cuts),
+            ", ".join(restored.warm) or "none",
+            ", ".join(restored.cold) or "none",
+        )
+        return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in EXPECTED}
+
+    def abandon_cuts(self) -> list[CutResult]:
+        """The messages of the recorded cuts cannot be had any more: go on live with what there is."""
+        if not self._cuts:
+            return []
+        log.warning(
+            "%d recorded cuts cannot be repeated (their messages are gone): detection goes on from here",
+            len(self._cuts),
+        )
+        self._cuts.clear()
+        return self.take(())
+
+    def take(self, messages: Iterable[Message]) -> list[CutResult]:
+        """Read messages; returns the recorded cuts that this completes (none in normal running)."""
+        if not self._cuts and not self._backlog:
+            for message in messages:
+                self._add(message)
+            return []
+        for message in messages:
+            self._backlog.setdefault(message.place, deque()).append(message)
+            self._reached[message.place] = message.offset + 1
+        return list(self._repeat_cuts())
+
+    def reached(self, positions: Mapping[str, int]) -> list[CutResult]:
+        """Tell where reading stands (offsets in between may hold no message); returns cuts that this completes."""
+        for place, offset in positions.items():
+            self._reached[place] = max(offset, self._reached.get(place, 0))
+        return list(self._repeat_cuts()) if self._cuts else []
+
+    def cut(self, now_ns: int) -> CutResult:
+        """Make a frame of what was read, run it, and describe it. An idle cluster leaves no trace."""
+        frame, verdicts = self._run(now_ns, "live")
+        if frame is not None:
+            self.seq += 1
+            self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
+        return CutResult(frame, verdicts, tuple(self._outbox.take()))
+
+    def snapshot(self, cuts_position: int | None = None) -> tuple[Output, ...]:
+        """State after the last cut, as messages. `cuts_position` is the next offset of the cuts topic, where the host knows it."""
+        positions = dict(self.positions)
+        if cuts_position is not None:
+            positions[f"{CUTS.name}/0"] = cuts_position
+        self._turn += 1
+        records = state.pieces(
+            OWNER,
+            self.pipeline.snapshot(),
+            positions,
+            turn=self._turn,
+            seq=self.seq,
+            at_ns=self.last_cut_ns,
+            cluster=self._config.cluster,
+            boot_id=self._boot_id,
+            code_version=self.pipeline.code_version,
+        )
+        return tuple(Output(STATE.name, record.owner.encode(), encode(record)) for record in records)
+
+    def _repeat_cuts(self) -> Iterator[CutResult]:
+        while self._cuts and self._have(self._cuts[0]):
+            cut = self._cuts.popleft()
+            for place in sorted(self._backlog):
+                self._drain(place, cut.positions.get(place, 0))
+            self.seq = cut.seq
+            frame, verdicts = self._run(cut.now_ns, "repeated")
+            yield CutResult(frame, verdicts, tuple(self._outbox.take()))
+        if not self._cuts:
+            backlog, self._backlog = self._backlog, {}
+            for place in sorted(backlog):
+                for message in backlog[place]:
+                    self._add(message)
+
+    def _have(self, cut: FrameCut) -> bool:
+        return all(self._reached.get(place, 0) >= offset for place, offset in cut.positions.items())
+
+    def _drain(self, place: str, until: int) -> None:
+        waiting = self._backlog[place]
+        while waiting and waiting[0].offset < until:
+            self._add(waiting.popleft())
+
+    def _add(self, message: Message) -> None:
+        aligner = self.pipeline.aligner
+        try:
+            record = None if not message.value and message.topic in COMPACTED else _expected(message)
+        except DecodeError as error:
+            bury(message, error.reason, self._outbox, self._config.cluster, self._clock)
+            self._metrics.count("tw_dead_letters_total", topic=message.topic)
+            aligner.skip(message.topic, message.partition, message.offset)
+            return
+        self._metrics.count("tw_records_total", topic=message.topic)
+        if record is None:
+            aligner.skip(message.topic, message.partition, message.offset)
+        else:
+            aligner.add(message.topic, message.partition, message.offset, record)
+
+    def _run(self, now_ns: int, phase: str) -> tuple[Frame | None, tuple[Verdict, ...]]:
+        aligner = self.pipeline.aligner
+        frame = aligner.cut(now_ns)
+        verdicts = tuple(self.pipeline.run(frame)) if frame is not None else ()
+        self.last_cut_ns = now_ns
+        self._bury_rejected(now_ns)
+        for verdict in verdicts:
+            self._outbox.publish(VERDICTS.name, self._config.cluster.encode(), encode(verdict))
+        self._metrics.count("tw_cuts_total", phase=phase)
+        if aligner.closed_until_ns:
+            self._metrics.set("tw_tick_age_seconds", (now_ns - aligner.closed_until_ns) / 1e9)
+        return frame, verdicts
+
+    def _description(self, now_ns: int) -> FrameCut:
+        return FrameCut(
+            cluster=self._config.cluster,
+            node=OWNER,
+            seq=self.seq,
+            observed_at_ns=now_ns,
+            boot_id=self._boot_id,
+            now_ns=now_ns,
+            positions=dict(self.positions),
+        )
+
+    def _bury_rejected(self, now_ns: int) -> None:
+        for rejected in self.pipeline.aligner.take_rejected():
+            letter = DeadLetter(
+                cluster=self._config.cluster,
+                observed_at_ns=now_ns,
+                topic=rejected.topic,
+                partition=rejected.partition,
+                offset=rejected.offset,
+                reason=rejected.reason,
+                payload=rejected.payload,
+            )
+            self._outbox.publish(DEAD.name, rejected.topic.encode(), encode(letter))
+
+
+class CorrelatorStage:
+    """Verdicts and actions in, incidents out."""
+
+    def __init__(self, config: Config, clock: Clock, metrics: Metrics | None = None) -> None:
+        self._config = config
+        self._clock = clock
+        self._metrics = metrics or Metrics("worker")
+        self._outbox = Outbox()
+        self.correlator = Correlator(config.cluster, config.policy, metrics=self._metrics)
+
+    def restore(self, messages: Iterable[Message]) -> int:
+        """Rebuild from the incidents topic; returns the number of live incidents."""
+        found: list[Incident] = []
+        for message in messages:
+            record = self._decode(message) if message.value else None
+            if isinstance(record, Incident):
+                found.append(record)
+        return self.correlator.restore(found)
+
+    def take(self, message: Message) -> None:
+        """One message of the verdicts or the actions topic; anything else there is a dead letter."""
+        record = self._decode(message)
+        if isinstance(record, Verdict):
+            self.correlator.on_verdict(record, self._clock.now_ns())
+        elif isinstance(record, ActionResult):
+            self.correlator.on_action(record)
+        elif isinstance(record, Plan):
+            self.correlator.on_plan(record)
+        elif record is not None and message.topic != ACTIONS.name:
+            self.refuse(message, f"a {type(record).__name__} where Verdict was expected")
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """Put a message aside as a dead letter."""
+        self._metrics.count("tw_dead_letters_total", topic=message.topic)
+        bury(message, reason, self._outbox, self._config.cluster, self._clock)
+
+    def tick(self) -> list[Output]:
+        """Revisions and dead letters to publish now."""
+        for incident in self.correlator.tick(self._clock.now_ns()):
+            self._outbox.publish(INCIDENTS.name, incident.incident_id.encode(), encode(incident))
+        return self._outbox.take()
+
+    def _decode(self, message: Message) -> Record | None:
+        try:
+            record: Record = decode(message.value)
+        except DecodeError as error:
+            self.refuse(message, error.reason)
+            return None
+        return record
+
+
+def _expected(message: Message) -> Record:
+    record: Record = decode(message.value)
+    kind = EXPECTED.get(message.topic)
+    if kind is None or not isinstance(record, kind):
+        raise DecodeError(
+            f"a {type(record).__name__} on {message.topic}, expected {kind.__name__ if kind else 'nothing'}"
+        )
+    return record
