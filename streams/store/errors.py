@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,10 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from urllib3.exceptions import HTTPError
 
 from trainwarden.errors import TrainwardenError
+
+_CAUSE = re.compile(r"Caused by \w+\([\"'](?:<?\w+[^>]*?[>)]: )?(.*?)[\"']\)\)")
+
+_WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: ")
 
 
 class StoreError(TrainwardenError):
@@ -21,5 +26,11 @@ def store_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (ClickHouseError, HTTPError, OSError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StoreError(f"{doing}: {first_line[:500]}") from error
+        raise StoreError(f"{doing}: {sentence_of(error)}") from error
+
+
+def sentence_of(error: BaseException) -> str:
+    """The telling part of a client's error: the innermost cause of a failed connection, else the first line."""
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    cause = _CAUSE.search(first_line)
+    return cause.group(1) if cause else _WRAPPING.sub("", first_line)[:500]

@@ -45,7 +45,7 @@ class Catalogs:
     A tick can overtake its catalogue (they are on different topics), so an unknown id is waited for.
     """
 
-    def __init__(self, bus: Bus, clock: Clock, wait_s: float = 5.0) -> None:
+    def __init__(self, bus: Bus, clock: Clock, wait_s: float) -> None:
         self._subscriber = bus.subscriber([CATALOG.name], start="earliest")
         self._clock = clock
         self._wait_ns = int(wait_s * NS_PER_S)
@@ -97,12 +97,12 @@ class Inserter:
         Name on dead letters.
     """
 
-    def __init__(self, client: Any, bus: Bus, cluster: str, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, client: Any, bus: Bus, cluster: str, clock: Clock, metrics: Metrics, catalog_wait_s: float = 5.0) -> None:
         self._client = client
         self._clock = clock
         self._cluster = cluster
         self._metrics = metrics
-        self._catalogs = Catalogs(bus, clock)
+        self._catalogs = Catalogs(bus, clock, catalog_wait_s)
         self._publisher: Publisher = bus.publisher(self._letter_lost)
         self._buried = 0
         with store_errors("reading the store's columns"):

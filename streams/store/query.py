@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 
+from clickhouse_connect.driver.exceptions import DatabaseError
+
 from streams.store.connect import connect
 from streams.store.errors import StoreError, store_errors
 from trainwarden.config import Config
@@ -16,7 +18,7 @@ from trainwarden.errors import UnavailableError, UsageError
 FORMATS = {"table": "PrettyCompactMonoBlock", "csv": "CSVWithNames", "json": "JSONEachRow", "markdown": "Markdown"}
 
 READ_ONLY = {
-    "readonly": 1,
+    "readonly": 2,
     "max_execution_time": 60,
     "max_memory_usage": 4 * 1024**3,
     "output_format_pretty_color": 0,
@@ -73,7 +75,7 @@ def sql(config: Config, query: str, format: str = "table") -> str:
         with store_errors("the store refused the query"), contextlib.closing(connect(config.store.url)) as client:
             return bytes(client.raw_query(text, fmt=FORMATS[format], settings=READ_ONLY)).decode(errors="replace")
     except StoreError as error:
-        if "Code:" in str(error):
+        if isinstance(error.__cause__, DatabaseError):
             raise UsageError(_short(str(error))) from None
         raise UnavailableError(
             f"no store answers at {config.store.url}: start `trainwarden store`, or set store.url ({error})"

@@ -6,15 +6,20 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from streams.store.connect import address_of, connect
+from streams.store.chdb_server import DEFAULT_PORT, Access, ChdbServer
+from streams.store.connect import connect, hide_password
+from streams.store.errors import store_errors
 from streams.store.schema import migrate
 from streams.store.writer import BatchLimits, StoreWriter, run_until
 from trainwarden import bus, topics
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.commands.lifecycle import stop_event
 from trainwarden.config import Config
+from trainwarden.errors import ConfigError
 from trainwarden.selfmetrics import Metrics
 
 LOG = logging.getLogger("trainwarden.store")
@@ -30,11 +35,12 @@ def run(config: Config, stop: threading.Event | None = None, clock: Clock | None
     UnavailableError
         Port taken, directory owned by another process, broker or store not there.
     """
+    for chatty in ("urllib3.connectionpool", "clickhouse_connect"):
+        logging.getLogger(chatty).setLevel("ERROR")  # each failure is one line of the writer's already
     clock = clock or SystemClock()
     stop = stop or stop_event()
     connection = bus.connect(config.kafka.url)
     with open_store(config) as client:
-        migrate(client)
         connection.wait_ready(BROKER_WAIT_S)
         connection.ensure_topics(topics.ALL)
         limits = BatchLimits(config.store.batch_ms, config.store.batch_rows)
@@ -45,17 +51,32 @@ def run(config: Config, stop: threading.Event | None = None, clock: Clock | None
 
 @contextlib.contextmanager
 def open_store(config: Config) -> Iterator[Any]:
-    """A client of the store; with `store.directory` set the store itself runs in this process as long as the client is used."""
-    if config.store.directory is None:
-        with contextlib.closing(connect(config.store.url)) as client:
-            yield client
-        return
-    from streams.store.chdb_server import ChdbServer
+    """A client of the migrated store; with `store.directory` the store itself runs in this process as long as the client is used."""
+    with contextlib.ExitStack() as stack:
+        if config.store.directory is not None:
+            stack.enter_context(_embedded(config, config.store.directory))
+        yield stack.enter_context(contextlib.closing(prepare(config.store.url)))
 
-    host, port = address_of(config.store.url)
-    server = ChdbServer(config.path(config.store.directory), host, port)
-    server.start()
-    try:
-        yield server.client()
-    finally:
-        server.stop()
+
+def _embedded(config: Config, directory: Path) -> contextlib.AbstractContextManager[Any]:
+    parts = urlsplit(config.store.url)
+    if parts.scheme != "clickhouse" or not parts.hostname:
+        raise ConfigError(
+            f"store.url: {hide_password(config.store.url)!r} with store.directory set, expected clickhouse://host:port/database to serve on"
+        )
+    access = Access(parts.username or "default", parts.password or "")
+    return ChdbServer(config.path(directory), parts.hostname, parts.port or DEFAULT_PORT, access=access)
+
+
+def prepare(url: str) -> Any:
+    """Client of the database in `url`, which is made and migrated as needed."""
+    parts = urlsplit(url)
+    database = parts.path.strip("/")
+    if database:
+        if not database.replace("_", "").isalnum():
+            raise ConfigError(f"store.url: database {database!r} may have letters, digits and _ only")
+        with store_errors(f"making database {database}"), contextlib.closing(connect(parts._replace(path="").geturl())) as admin:
+            admin.command(f"CREATE DATABASE IF NOT EXISTS {database}")
+    client = connect(url)
+    migrate(client)
+    return client

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streams.store.errors import StoreError
+from streams.store.errors import StoreError, store_errors
 from streams.store.inserts import Inserter
 from streams.store.journal import TABLE as JOURNAL_TABLE
 from streams.store.journal import Batch, Journal, State, range_of
@@ -40,10 +40,14 @@ DONE_NOTE_AFTER_S = 2.0
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows."""
+    """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows.
+
+    `catalog_wait_s` is how long a tick waits for its catalogue before it is a dead letter.
+    """
 
     age_ms: int = 500
     rows: int = 50_000
+    catalog_wait_s: float = 5.0
 
 
 class StoreWriter:
@@ -58,7 +62,7 @@ class StoreWriter:
         self._clock = clock
         self._metrics = metrics
         self._limits = limits or BatchLimits()
-        self._inserter = Inserter(client, bus, cluster, clock, metrics)
+        self._inserter = Inserter(client, bus, cluster, clock, metrics, self._limits.catalog_wait_s)
         self._journal = Journal(client, self._inserter.schemas[JOURNAL_TABLE], clock, writer=uuid.uuid4().hex[:12])
         self._subscriber = bus.subscriber(STORED_TOPICS, group=GROUP)
         self._buffer: dict[str, list[Message]] = {}
@@ -262,10 +266,8 @@ class StoreWriter:
 
     def _wait_for_store(self) -> None:
         self._clock.sleep(self._retry_s)
-        try:
+        with store_errors("it does not answer"):
             self._client.command("SELECT 1")
-        except Exception as error:
-            raise StoreError(f"it does not answer: {error}") from error
         self._retry_s = 0.0
 
 

@@ -11,8 +11,9 @@ kept AS
 )
 SELECT
     job, attempt, min(began) AS first_step_at, min(step) AS first_step, max(step) AS last_step,
-    round(date_diff('millisecond', min(began), max(began)) / 1000 + argMax(took_s, began), 1) AS wall_s,
-    round(sumIf(took_s, is_kept), 1) AS kept_step_s,
+    round(date_diff('millisecond', min(began), max(began)) / 1000 + argMax(took_s, began), 2) AS wall_s,
+    round(date_diff('millisecond', lagInFrame(toNullable(max(began))) OVER (PARTITION BY job ORDER BY attempt), min(began)) / 1000, 1) AS since_last_attempt_s,
+    round(sumIf(took_s, is_kept), 2) AS kept_step_s,
     countIf(NOT is_kept) AS steps_done_again,
     round(sum(saving_s), 2) AS saving_s,
     round(100 * sumIf(took_s, is_kept) / nullIf(wall_s, 0), 1) AS goodput_percent

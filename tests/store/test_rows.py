@@ -1,0 +1,142 @@
+"""Records as rows: absent is NULL, times that no clock can show are refused, a rank's samples carry its rank."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from streams.store.columns import arrow_type, table_of
+from streams.store.rows import rows_of
+from streams.store.ticks import TickTables, placement_of
+from tests.store.make_records import START_NS, block, catalogs, incident, log, one_of_each, steps, tick
+from trainwarden.clock import NS_PER_MS
+from trainwarden.errors import DecodeError
+from trainwarden.records import Block, IncidentStatus, Placement
+
+ARRIVED_MS = START_NS // NS_PER_MS + 3_600_000
+_LABELS = [("ts", pa.timestamp("ms", "UTC")), ("cluster", pa.string()), ("job", pa.string()), ("attempt", pa.uint32()),
+           ("rank", pa.int32()), ("node", pa.string()), ("device", pa.string()), ("seq", pa.uint64()), ("boot_id", pa.string()),
+           ("spooled", pa.bool_()), ("arrived_at", pa.timestamp("ms", "UTC"))]  # fmt: skip
+SCHEMAS = {
+    "host_ticks": pa.schema([*_LABELS, ("cpu_busy_ratio", pa.float32()), ("load1", pa.float32()), ("not_reported", pa.float32())]),
+    "other_ticks": pa.schema([*_LABELS, ("family", pa.string()), ("metric", pa.string()), ("value", pa.float32())]),
+    "gaps": pa.schema([*_LABELS, ("source", pa.string()), ("reason", pa.string())]),
+}
+
+
+def tick_tables(*ticks: Any) -> dict[str, Any]:
+    known = {catalog.catalog_id: catalog for catalog in catalogs()}
+    tables = TickTables(SCHEMAS, known.get)
+    for one in ticks:
+        tables.add(one, ARRIVED_MS)
+    return tables.tables()
+
+
+def test_absent_is_null_and_never_zero() -> None:
+    rows = tick_tables(tick(3), tick(4))["host_ticks"].to_pylist()
+    assert [row["cpu_busy_ratio"] for row in rows] == [0.5, None]
+    assert [row["not_reported"] for row in rows] == [None, None]
+
+
+def test_metrics_without_a_column_are_kept_by_name() -> None:
+    rows = tick_tables(tick(1))["other_ticks"].to_pylist()
+    kept = {(row["family"], row["metric"], row["device"]): row["value"] for row in rows}
+    assert kept[("host", "brand_new_metric", "host")] == 7.0
+    assert kept[("gpu", "power_w", "gpu0")] == 300.0
+    assert ("host", "load1", "host") not in kept
+    assert ("nic", "tx_bytes_per_s", "eth1") in kept
+    assert ("nic", "rx_bytes_per_s", "eth1") not in kept, "it was not reported"
+    assert not any(math.isnan(value) for value in kept.values())
+
+
+def test_failed_sources_are_rows() -> None:
+    assert [(row["source"], row["reason"]) for row in tick_tables(tick(0), tick(1))["gaps"].to_pylist()] == [("rdma", "absent")]
+
+
+@pytest.mark.parametrize(
+    ("device", "placements", "expected"),
+    [
+        ("rank3", (Placement("a", 1, 2), Placement("a", 1, 3)), ("a", 1, 3)),
+        ("gpu1", (Placement("a", 1, 2, "gpu0"), Placement("b", 4, 0, "gpu1")), ("b", 4, 0)),
+        ("host", (Placement("a", 1, 2), Placement("a", 1, 3)), ("a", 1, -1)),
+        ("host", (Placement("a", 1, 2),), ("a", 1, 2)),
+        ("host", (Placement("a", 1, 2), Placement("b", 1, 0)), ("", 0, -1)),
+        ("host", (), ("", 0, -1)),
+    ],
+)
+def test_whose_samples(device: str, placements: tuple[Placement, ...], expected: tuple[str, int, int]) -> None:
+    assert placement_of(placements, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Block("host", "nowhere", ("host",), b"\0" * 16), "nowhere"),
+        (Block("host", block("host", ["host"], [0.0] * 4).catalog_id, ("host",), b"\0" * 12), "3 columns"),
+        (Block("host", block("host", ["host"], [0.0] * 4).catalog_id, ("host",), b"\0" * 13), "13 bytes"),
+        (Block("host", block("host", ["host"], [0.0] * 4).catalog_id, (), b""), "0 devices"),
+    ],
+)
+def test_a_tick_is_taken_whole_or_not_at_all(broken: Block, message: str) -> None:
+    good = tick(1)
+    tables = TickTables(SCHEMAS, {catalog.catalog_id: catalog for catalog in catalogs()}.get)
+    with pytest.raises(DecodeError, match=message):
+        tables.add(msgspec.structs.replace(good, blocks=(*good.blocks, broken)), ARRIVED_MS)
+    assert tables.tables() == {}
+
+
+@pytest.mark.parametrize("at_ns", [0, -5, 1, START_NS + 40 * 24 * 3600 * 10**9, 2**63])
+def test_times_no_clock_can_show_are_refused(at_ns: int) -> None:
+    with pytest.raises(DecodeError, match="set that node's clock"):
+        list(rows_of(msgspec.structs.replace(log(1), observed_at_ns=at_ns), ARRIVED_MS))
+    with pytest.raises(DecodeError, match="set that node's clock"):
+        tick_tables(msgspec.structs.replace(tick(1), observed_at_ns=at_ns))
+
+
+def test_local_time_ends_when_the_last_bucket_is_handed_over() -> None:
+    report = steps(7, 1)
+    (_, row), = rows_of(report, ARRIVED_MS)
+    assert (row["step"], row["local_ms"], row["checkpoint_ms"]) == (7, 20.0, None)
+    silent = msgspec.structs.replace(report, rows=(msgspec.structs.replace(report.rows[0], arrived_at_ns=0),))
+    (_, row), = rows_of(silent, ARRIVED_MS)
+    assert (row["local_ms"], row["handed_over_at"]) == (None, None)
+
+
+def test_the_culprit_reads_like_a_name() -> None:
+    (_, row), = rows_of(incident(1, IncidentStatus.OPEN), ARRIVED_MS)
+    assert (row["culprit"], row["culprit_node"], row["status"]) == ("node:n2", "n2", "open")
+    assert row["decided_at"] is None
+
+
+def test_every_kept_kind_gives_rows() -> None:
+    empty = [type(record).__name__ for _, _, record in one_of_each() if not list(rows_of(record, ARRIVED_MS))]
+    assert empty == ["Tick"], "ticks go through TickTables, everything else through rows_of"
+
+
+@pytest.mark.parametrize(
+    ("store_type", "expected"),
+    [
+        ("LowCardinality(String)", pa.string()),
+        ("Nullable(DateTime64(6, 'UTC'))", pa.timestamp("us", "UTC")),
+        ("Map(LowCardinality(String), String)", pa.map_(pa.string(), pa.string())),
+        ("Array(Array(Int32))", pa.list_(pa.list_(pa.int32()))),
+        ("SimpleAggregateFunction(min, Nullable(Float32))", pa.float32()),
+        ("DateTime('UTC')", pa.timestamp("s", "UTC")),
+    ],
+)
+def test_types(store_type: str, expected: Any) -> None:
+    assert arrow_type(store_type) == expected
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(ValueError, match="IPv6"):
+        arrow_type("IPv6")
+
+
+def test_a_value_that_does_not_fit_raises() -> None:
+    with pytest.raises(pa.ArrowException):
+        table_of(pa.schema([("rank", pa.int32())]), [{"rank": 2**40}])
