@@ -28,6 +28,8 @@ from trainwarden.selfmetrics import Metrics
 LOG = logging.getLogger("trainwarden.actions.desk")
 
 KEPT_INCIDENTS = 10_000
+OPERATOR = "operator"
+"""Stands as rail where a person said no."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Desk:
         self._lock = threading.RLock()
         self._incidents: dict[str, Incident] = {}
         self._again_ns: dict[str, int] = {}
-        self._refused_by: dict[str, str] = {}
+        self._refused_by: dict[str, tuple[str, str]] = {}
 
     # --- incidents ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class Desk:
             return
         plan = replace_fence(plan, ledger.fence)
         signature = planner.signature(plan)
-        if newest is not None and newest.signature == signature and not self._may_repeat(newest):
+        if newest is not None and self._is_settled(incident, newest, signature):
             return
         if self._is_history(incident, newest, now_ns):
             return
@@ -180,9 +182,9 @@ class Desk:
         self._metrics.count("tw_rail_refusals_total", rail=refusal.rail)
         if refusal.retry_at_ns:
             self._again_ns[plan.incident_id] = refusal.retry_at_ns
-        if self._refused_by.get(plan.incident_id) == refusal.rail and refusal.retry_at_ns:
+        if self._refused_by.get(plan.incident_id) == (refusal.rail, signature):
             return
-        self._refused_by[plan.incident_id] = refusal.rail
+        self._refused_by[plan.incident_id] = (refusal.rail, signature)
         self._latch(refusal)
         page = {"page": "1"} if refusal.page else {}
         self.journal.add_plan(
@@ -203,10 +205,16 @@ class Desk:
     def _waits(self, plan: Plan) -> bool:
         return not any(row.status is ActionStatus.STARTED for row in self.journal.ledger.rows_of(plan.plan_id))
 
-    def _may_repeat(self, newest: StoredPlan) -> bool:
-        """A refused plan may be tried again when the rail said so; anything else that was decided stays decided."""
+    def _is_settled(self, incident: Incident, newest: StoredPlan, signature: str) -> bool:
+        """What was decided stays decided. A refusal is asked about again when the rail said so or the incident has news."""
         ended = newest.ended
-        return ended is not None and ended.status is ActionStatus.DENIED and newest.plan.incident_id in self._refused_by
+        if ended is not None and ended.status is ActionStatus.VERIFIED and incident.attempt == newest.plan.attempt:
+            return True
+        if newest.signature != signature:
+            return False
+        if ended is None or ended.status is not ActionStatus.DENIED or ended.rail == OPERATOR:
+            return True
+        return "retry" not in ended.detail and incident.revision <= newest.plan.incident_revision
 
     def _is_history(self, incident: Incident, newest: StoredPlan | None, now_ns: int) -> bool:
         """Old news read at a start: neither acted on nor recommended, only counted."""

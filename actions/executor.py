@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from actions.backends.base import Backend, Order, Outcome
@@ -27,6 +28,8 @@ LOG = logging.getLogger("trainwarden.actions.executor")
 
 SAVE_FLOOR_MS = 3000.0
 SAVE_CEILING_MS = 15_000.0
+HEAD_START_S = 0.3
+"""How long isolating may take before the others are told to go on without the node."""
 RESTART_ROUNDS = 2
 """A member that does not answer is left out once; a second silence is for a person."""
 _ENDED = (ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.SKIPPED)
@@ -74,6 +77,8 @@ class Executor:
         self._settings = settings
         self._world_of = world_of
         self._newer_trouble = newer_trouble
+        self._pool = ThreadPoolExecutor(8, "isolate")
+        self._isolating: dict[str, list[tuple[PlanStep, Future[Outcome]]]] = {}
 
     def run(self, plan: Plan) -> None:
         """Carry on from where the ledger says the plan stands, to its end."""
@@ -90,6 +95,7 @@ class Executor:
             self._read_again(plan)
             for step in plan.steps:
                 self._step(plan, step)
+            self._close_isolations(plan)
             self._verify(plan)
         except _Stop as stop:
             self._end(plan, stop.status, str(stop), stop.rail)
@@ -100,6 +106,8 @@ class Executor:
         except Exception as error:
             LOG.exception("plan %s failed", plan.plan_id)
             self._end(plan, ActionStatus.FAILED, f"a fault of the action service: {error!r}")
+        finally:
+            self._isolating.pop(plan.plan_id, None)
 
     def _read_again(self, plan: Plan) -> None:
         """Before the first effect the world is read anew and every rail is asked once more."""
@@ -147,18 +155,27 @@ class Executor:
             )
 
     def _isolate(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        """Sent first, but the others do not wait until the node's processes are dead: the new rendezvous keeps it out."""
         if begun is None:
             self._start(plan, step)
-        outcome = self._backend.isolate(self._order(plan, step.key), step.target)
-        if outcome.status == "failed" and self._is_excluded(step.target):
-            outcome = Outcome("done", f"{outcome.reason}; the node is excluded all the same")
-        if outcome.status == "pending":
-            self._fences.add(plan, step)
-        elif outcome.status != "done":
-            self._write(plan, step, ActionStatus.FAILED, outcome.reason)
-            raise _Stop(ActionStatus.FAILED, f"{step.target} could not be isolated: {outcome.reason}")
-        fence = {"fence": "pending"} if outcome.status == "pending" else {}
-        self._write(plan, step, ActionStatus.DONE, outcome.reason, **{**outcome.detail, **fence})
+        answer = self._pool.submit(self._backend.isolate, self._order(plan, step.key), step.target)
+        wait([answer], timeout=HEAD_START_S)
+        self._isolating.setdefault(plan.plan_id, []).append((step, answer))
+        if answer.done():
+            self._close_isolations(plan)
+
+    def _close_isolations(self, plan: Plan) -> None:
+        for step, answer in self._isolating.pop(plan.plan_id, []):
+            outcome = answer.result()
+            if outcome.status == "failed" and self._is_excluded(step.target):
+                outcome = Outcome("done", f"{outcome.reason}; the node is excluded all the same")
+            if outcome.status == "pending":
+                self._fences.add(plan, step)
+            elif outcome.status != "done":
+                self._write(plan, step, ActionStatus.FAILED, outcome.reason)
+                raise _Stop(ActionStatus.FAILED, f"{step.target} could not be isolated: {outcome.reason}")
+            fence = {"fence": "pending"} if outcome.status == "pending" else {}
+            self._write(plan, step, ActionStatus.DONE, outcome.reason, **{**outcome.detail, **fence})
 
     def _return_node(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
         if begun is None:
@@ -177,7 +194,7 @@ class Executor:
             round_step = step if number == 1 else replace(step, key=f"{step.key}.{number}")
             intent = self._intent(plan, round_step, silent)
             outcome = self._backend.restart(
-                self._order(plan, round_step.key, intent),
+                self._order(plan, round_step.key),
                 _members(intent),
                 int(intent["generation"]),
                 self._watch.job(plan.job),
@@ -202,6 +219,10 @@ class Executor:
         if begun is not None:
             return begun.detail
         job = self._watch.job(plan.job)
+        if step.key == _restart_key(plan) and job.generation > plan.attempt:
+            raise _Stop(
+                ActionStatus.FAILED, f"job {plan.job} went on to attempt {job.generation} by other means meanwhile"
+            )
         members = self._choose(plan, job, silent)
         highest = max((int(row.detail.get("generation", 0)) for row in self._restarts_of(plan.job)), default=0)
         generation = max(job.generation, plan.attempt, highest) + 1
@@ -216,8 +237,16 @@ class Executor:
         without = (*isolated_by(plan), *silent)
         chosen = choose_members(job, without, self._settings.min_nodes, self._settings.node_unit, back)
         if isinstance(chosen, Hold):
-            raise _Stop(ActionStatus.FAILED, chosen.reason, "capacity")
+            raise _Stop(self._give_back(plan), chosen.reason, "capacity")
         return chosen
+
+    def _give_back(self, plan: Plan) -> ActionStatus:
+        """The job cannot run without the nodes that this plan took out: better a sick node than none."""
+        for step in (step for step in plan.steps if step.verb is Verb.ISOLATE):
+            self._fences.cancel(step.target)
+            outcome = self._backend.return_node(self._order(plan, f"{step.key}.undo"), step.target)
+            self._write(plan, step, ActionStatus.REVERTED, f"given back: {outcome.reason}")
+        return ActionStatus.REVERTED if isolated_by(plan) else ActionStatus.FAILED
 
     def _restarts_of(self, job: str) -> list[Row]:
         return self._journal.ledger.rows_since(0, Verb.RESTART, ActionStatus.STARTED, job)
@@ -244,10 +273,9 @@ class Executor:
         state = self._watch.refresh().get(node)
         return state is not None and state.excluded
 
-    def _order(self, plan: Plan, key: str, intent: Mapping[str, str] | None = None) -> Order:
+    def _order(self, plan: Plan, key: str) -> Order:
         self._journal.ledger.check_lease()
-        extra = {"max_step": int(intent["max_step"])} if intent and "max_step" in intent else {}
-        return Order(key, plan.job, self._journal.ledger.fence, f"incident {plan.incident_id}: {plan.reason}", extra)
+        return Order(key, plan.job, self._journal.ledger.fence, f"incident {plan.incident_id}: {plan.reason}")
 
     def _start(self, plan: Plan, step: PlanStep, /, **detail: str) -> Row:
         return self._write(plan, step, ActionStatus.STARTED, "", **detail)
@@ -264,6 +292,10 @@ class Executor:
             if row.verb:
                 found.setdefault(row.key, []).append(row)
         return found
+
+
+def _restart_key(plan: Plan) -> str:
+    return next(step.key for step in plan.steps if step.verb is Verb.RESTART)
 
 
 def _members(intent: Mapping[str, str]) -> tuple[str, ...]:

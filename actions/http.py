@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from trainwarden.errors import UnavailableError, UsageError
+from trainwarden.errors import TrainwardenError, UnavailableError, UsageError
 
 LOG = logging.getLogger("trainwarden.actions.http")
 
@@ -168,6 +168,8 @@ class Router:
             return route.handler(request)
         except UsageError as error:
             return error_response(HTTPStatus.BAD_REQUEST, str(error))
+        except TrainwardenError as error:
+            return error_response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except Exception:
             LOG.exception("%s %s failed", request.method, request.path)
             return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "the handler failed, see the action service's log")

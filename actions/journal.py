@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from actions.ledger import Ledger, Row
 from trainwarden.bus import Publisher
-from trainwarden.clock import Clock
+from trainwarden.clock import NS_PER_S, Clock
 from trainwarden.errors import BusError
 from trainwarden.records import ActionResult, Plan, encode
 from trainwarden.selfmetrics import Metrics
@@ -16,6 +16,7 @@ from trainwarden.topics import ACTIONS
 
 LOG = logging.getLogger("trainwarden.actions.journal")
 
+REPEAT_S = 60
 _PUBLISHED = "published"
 
 
@@ -30,6 +31,7 @@ class Journal:
         self._clock = clock
         self._lock = threading.Lock()
         self._newest_seq = 0
+        self._told_until_ns: dict[tuple[str, str], int] = {}
 
     def add_plan(self, plan: Plan, signature: str, rows: Sequence[Row]) -> None:
         """A plan with its first rows."""
@@ -45,7 +47,12 @@ class Journal:
         return written
 
     def tell(self, row: Row) -> None:
-        """Publish a row that the ledger refused: somebody must learn that nothing is done."""
+        """Publish a row that the ledger refused: somebody must learn that nothing is done. Repeats wait a minute."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._told_until_ns.get((row.incident_id, row.reason), 0):
+            return
+        self._told_until_ns = {key: until for key, until in self._told_until_ns.items() if until > now_ns}
+        self._told_until_ns[row.incident_id, row.reason] = now_ns + REPEAT_S * NS_PER_S
         self._publish(row)
 
     def resend(self) -> None:

@@ -2,8 +2,9 @@
 
 Rows are only ever added (triggers refuse updates and deletes). A verb on a target begins once: its idempotency key is unique among
 the rows that say ``started``. The lease row says who may act; taking it raises the fencing number in the same transaction, and
-every write checks that number, so a leader that lost the lease while it was paused can write nothing. Time of the lease is the
-machine's monotonic clock together with its boot id: a step of the wall clock moves nothing. The file must lie on a local disk.
+every write checks that number, so a leader that lost the lease while it was paused can write nothing. A standby takes over when the
+holder is certainly gone, or when it has seen no renewal for the lease's length by its own monotonic clock: no two clocks are ever
+compared. The file must lie on a local disk.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TERMINAL_SQL = ",".join(f"'{status.value}'" for status in TERMINAL)
 
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS lease (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), holder TEXT NOT NULL, fence INTEGER NOT NULL,
-  until_ns INTEGER NOT NULL);
+  renewed INTEGER NOT NULL);
 INSERT OR IGNORE INTO lease VALUES (1, '', 0, 0);
 CREATE TABLE IF NOT EXISTS plans (plan_id TEXT PRIMARY KEY, incident_id TEXT NOT NULL, number INTEGER NOT NULL, job TEXT NOT NULL,
   signature TEXT NOT NULL, at_ns INTEGER NOT NULL, record BLOB NOT NULL, UNIQUE (incident_id, number));
@@ -144,6 +145,7 @@ class Ledger:
         self._lease_ns = int(lease_s * NS_PER_S)
         self._valid_until_ns = 0
         self._holder = ""
+        self._observed: tuple[str, int, int] = ("", -1, 0)
         self._lock = threading.RLock()
         self._db = _open(path)
 
@@ -156,29 +158,32 @@ class Ledger:
         """
         now_ns = self._clock.monotonic_ns()
         with self._transaction() as db:
-            text, fence, until_ns = db.execute("SELECT holder, fence, until_ns FROM lease").fetchone()
+            text, fence, renewed = db.execute("SELECT holder, fence, renewed FROM lease").fetchone()
             present = Holder.parse(text)
-            if present is not None and not is_gone(present, holder) and until_ns > now_ns:
+            if present is not None and not is_gone(present, holder) and not self._is_silent(text, renewed, now_ns):
                 return f"{present} leads with fence {fence}"
-            until_ns = now_ns + self._lease_ns
-            db.execute("UPDATE lease SET holder = ?, fence = ?, until_ns = ?", (holder.text, fence + 1, until_ns))
-        self.fence, self._holder, self._valid_until_ns = fence + 1, holder.text, until_ns
+            db.execute("UPDATE lease SET holder = ?, fence = ?, renewed = renewed + 1", (holder.text, fence + 1))
+        self.fence, self._holder, self._valid_until_ns = fence + 1, holder.text, now_ns + self._lease_ns
         return ""
+
+    def _is_silent(self, text: str, renewed: int, now_ns: int) -> bool:
+        """Whether the holder has not renewed for a whole lease since we first saw this renewal."""
+        if self._observed[:2] != (text, renewed):
+            self._observed = (text, renewed, now_ns)
+        return now_ns - self._observed[2] >= self._lease_ns
 
     def renew_lease(self) -> None:
         """Keep leading; raises `LeaseLost` when somebody else has taken over."""
-        until_ns = self._clock.monotonic_ns() + self._lease_ns
+        now_ns = self._clock.monotonic_ns()
         with self._transaction() as db:
             self._check_fence(db)
-            db.execute("UPDATE lease SET until_ns = ?", (until_ns,))
-        self._valid_until_ns = until_ns
+            db.execute("UPDATE lease SET renewed = renewed + 1")
+        self._valid_until_ns = now_ns + self._lease_ns
 
     def release_lease(self) -> None:
         """Let a standby take over at once; the fencing number stays."""
         with self._transaction() as db:
-            db.execute(
-                "UPDATE lease SET holder = '', until_ns = 0 WHERE fence = ? AND holder = ?", (self.fence, self._holder)
-            )
+            db.execute("UPDATE lease SET holder = '' WHERE fence = ? AND holder = ?", (self.fence, self._holder))
         self._valid_until_ns = 0
 
     def check_lease(self) -> None:

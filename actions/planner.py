@@ -79,8 +79,12 @@ def plan(
 
 
 def signature(plan: Plan) -> str:
-    """What a plan does, without its number and times: two plans of one signature are the same decision."""
-    return stable_id(plan.incident_id, plan.attempt, plan.mode.value, [(s.verb.value, s.target) for s in plan.steps])
+    """What a plan does, without its number and times: two plans of one signature are the same decision.
+
+    Saving is left out: whether the job can still save changes from moment to moment.
+    """
+    effects = [(step.verb.value, step.target) for step in plan.steps if step.verb is not Verb.SAVE]
+    return stable_id(plan.incident_id, plan.attempt, plan.mode.value, effects)
 
 
 def return_plan(

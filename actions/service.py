@@ -36,6 +36,7 @@ POLL_S = 0.1
 WATCH_S = 0.5
 HOUSEKEEPING_S = 0.5
 STANDBY_S = 0.3
+STOP_S = 5.0
 LEASE_S = 3.0
 CAUGHT_UP_POLL_S = 1.0
 Mount = Callable[[Router, "ActionService"], None]
@@ -88,6 +89,7 @@ class ActionService:
         self._running_lock = threading.Lock()
         self._pending: dict[str, tuple[Incident, Message]] = {}
         self._threads: list[threading.Thread] = []
+        self._plan_threads: list[threading.Thread] = []
         self.server = self._make_server(mount)
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -117,13 +119,15 @@ class ActionService:
         """End the threads, give the lease back, close what was opened. Plans under way are continued by the next leader."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(STOP_S)
         self.server.close()
         try:
             if self.leading:
                 self.ledger.release_lease()
         except LedgerError as error:
             LOG.warning("the lease is not given back and runs out by itself: %s", error)
+        for thread in self._plan_threads:
+            thread.join(STOP_S)
         self._publisher.close()
         self._subscriber.close()
         self.backend.close()
@@ -265,6 +269,7 @@ class ActionService:
                 LOG.error("incident %s: %s", incident.incident_id, error)
                 self._tell_held(incident, error)
                 self._pending.setdefault(incident.incident_id, (incident, message))
+                self._stop.wait(STANDBY_S)
 
     def _tell_held(self, incident: Incident, error: LedgerError) -> None:
         row = Row(
@@ -299,7 +304,9 @@ class ActionService:
             if plan.plan_id in self._running:
                 return
             self._running.add(plan.plan_id)
-        threading.Thread(target=self._carry_out, args=(plan,), name=f"plan-{plan.plan_id}", daemon=True).start()
+            thread = threading.Thread(target=self._carry_out, args=(plan,), name=f"plan-{plan.plan_id}", daemon=True)
+            self._plan_threads = [*(t for t in self._plan_threads if t.is_alive()), thread]
+            thread.start()
 
     def _carry_out(self, plan: Plan) -> None:
         try:

@@ -44,7 +44,7 @@ def verify(
         still_leading()
         watch.refresh()
         state, now_ns = watch.job(job), clock.monotonic_ns()
-        if (reason := newer_trouble() or _broken(state, members)) != "":
+        if (reason := newer_trouble() or _broken(state, members, generation)) != "":
             return Verification(False, reason, detail)
         step = _step(state, members, generation)
         if step > highest:
@@ -65,12 +65,13 @@ def _step(state: JobState, members: tuple[str, ...], generation: int) -> int:
     return min(step for node in nodes if node is not None for step in node.last_steps.values())
 
 
-def _broken(state: JobState, members: tuple[str, ...]) -> str:
+def _broken(state: JobState, members: tuple[str, ...], generation: int) -> str:
+    """A launcher says ``failed`` of the old generation until it has taken the new order; that is no news."""
     for member in members:
         node = state.nodes.get(member)
         if node is not None and node.excluded:
             return f"{member} was taken out by somebody else: {node.reason or 'no reason given'}"
-        if node is not None and node.state == "failed":
+        if node is not None and node.state == "failed" and node.generation >= generation:
             return f"{member} failed: {node.reason or 'no reason given'}"
     return ""
 

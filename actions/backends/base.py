@@ -17,15 +17,13 @@ from trainwarden.registry import Registry
 class Order:
     """Who orders what, and how it is recognised when it is sent twice.
 
-    `key` is the idempotency key, `fence` the leader's fencing number (effectors refuse lower ones than they have seen), `extra`
-    what a backend passes on as it is.
+    `key` is the idempotency key, `fence` the leader's fencing number (effectors refuse lower ones than they have seen).
     """
 
     key: str
     job: str
     fence: int
     reason: str = ""
-    extra: Mapping[str, int | str] = field(default_factory=dict)
 
     def part(self, name: str) -> Order:
         """One of several calls that make up the order."""

@@ -111,7 +111,7 @@ class WardenBackend(Backend):
     def restart(self, order: Order, members: tuple[str, ...], generation: int, job: JobState) -> Outcome:
         args: dict[str, Any] = {
             "generation": generation, "members": list(members), "rendezvous_id": f"{order.job}.{generation}",
-            "min": len(members), "max": len(members), "reason": order.reason, **order.extra,
+            "min": len(members), "max": len(members), "reason": order.reason,
         }  # fmt: skip
         clients = {node: client for node, client in self._all().items() if node in members or node in job.nodes}
         outside = {node: client for node, client in clients.items() if node not in members}
