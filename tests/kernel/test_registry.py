@@ -25,14 +25,11 @@ def test_two_plugins_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest
     package = tmp_path / "twins"
     package.mkdir()
     (package / "__init__.py").touch()
-    body = (
-        "from trainwarden.demo.faults.kill import Kill\n"
-        "class {}(Kill):\n    name = 'same'\n"
-    )
+    body = "from trainwarden.demo.faults.kill import Kill\nclass {}(Kill):\n    name = 'same'\n"
     (package / "a.py").write_text(body.format("A"))
     (package / "b.py").write_text(body.format("B"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="'same' is defined twice: twins.a and twins.b"):
+    with pytest.raises(ConfigError, match=r"'same' is defined twice: twins\.a and twins\.b"):
         Registry("twins", Fault).all()
     for name in [name for name in sys.modules if name.startswith("twins")]:
         del sys.modules[name]

@@ -44,7 +44,11 @@ def test_durations_and_sizes_are_parsed() -> None:
 
 
 def test_the_policy_takes_the_operators_overrides() -> None:
-    table = {"mode": "auto", "verbs": {"isolate": "approve"}, "kinds": {"link_slow": {"reach": "notify", "remedy": ["isolate"]}}}
+    table = {
+        "mode": "auto",
+        "verbs": {"isolate": "approve"},
+        "kinds": {"link_slow": {"reach": "notify", "remedy": ["isolate"]}},
+    }
     policy = config.from_table({"policy": table}).policy
     assert policy.mode_of("j", (Verb.RESTART,)) is Mode.AUTO
     assert policy.mode_of("j", (Verb.ISOLATE, Verb.RESTART)) is Mode.APPROVE

@@ -16,7 +16,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def run(
-    kind: Annotated[str, typer.Option(help="tansu (in memory, for a desk) or kafka (Apache Kafka on Java 17)")] = "tansu",
+    kind: Annotated[
+        str, typer.Option(help="tansu (in memory, for a desk) or kafka (Apache Kafka on Java 17)")
+    ] = "tansu",
     listen: Annotated[str, typer.Option(help="host:port")] = "127.0.0.1:9092",
     directory: Annotated[Path, typer.Option(help="data and logs")] = Path("run/broker"),
 ) -> None:

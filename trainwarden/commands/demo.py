@@ -65,7 +65,9 @@ def run(
         raise SystemExit(130) from None
     print(report.table(result))
     if json_file is not None:
-        json_file.write_text(json.dumps({"injection": asdict(result.injection), "outcome": asdict(result.outcome)}, indent=1))
+        json_file.write_text(
+            json.dumps({"injection": asdict(result.injection), "outcome": asdict(result.outcome)}, indent=1)
+        )
     raise SystemExit(0 if result.outcome.passed else 1)
 
 
@@ -79,7 +81,9 @@ def _home(directory: Path) -> Path:
     marker = directory / MARKER
     try:
         if directory.exists() and any(directory.iterdir()) and not marker.exists():
-            raise UsageError(f"{directory}: is not empty and was not made by a demonstration: choose another --directory")
+            raise UsageError(
+                f"{directory}: is not empty and was not made by a demonstration: choose another --directory"
+            )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
         marker.touch()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -82,6 +84,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--eval-every", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--group-timeout-s", type=float, default=1800.0, help="time-out of collectives; PyTorch's default is 30 min"
+    )
     return parser.parse_args()
 
 
@@ -90,7 +95,7 @@ def main() -> None:
     args = parse()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.group_timeout_s))
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(build(args.width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -105,7 +110,7 @@ def main() -> None:
                 time.sleep(args.device_ms / 1000)
                 loss = nn.functional.cross_entropy(model(images), labels)
             with now.backward():
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             with now.optimizer():
                 optimizer.step()
                 optimizer.zero_grad()
@@ -114,7 +119,8 @@ def main() -> None:
             with job.evaluation():  # hook
                 held_loss, accuracy = evaluate(model.module, held_out)
             if rank == 0:
-                print(f"step {step + 1} held-out loss {held_loss:.4f} accuracy {accuracy:.3f}", flush=True)
+                sys.stdout.write(f"step {step + 1} held-out loss {held_loss:.4f} accuracy {accuracy:.3f}\n")
+                sys.stdout.flush()
     job.finish()  # hook
     dist.destroy_process_group()
 
