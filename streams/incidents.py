@@ -154,7 +154,7 @@ class Correlator:
             return "repeat"
         if not reach_at_least(verdict.reach, Reach.CORRELATE):
             return "reach"
-        if verdict.job and 0 < verdict.attempt < self.progress.attempt(verdict.job):
+        if verdict.job and verdict.attempt < self.progress.attempt(verdict.job):
             return "attempt is over"
         if verdict.job and self.progress.of(verdict.job).finished:
             return "job is over"
@@ -172,7 +172,7 @@ class Correlator:
         key = (verdict.kind, culprit_of(verdict.entity))
         for case in self._cases.values():
             for finding in case.findings:
-                if case.job == job and (finding.verdict.kind, finding.culprit) == key:
+                if job in ("", case.job) and (finding.verdict.kind, finding.culprit) == key:
                     finding.cleared = True
 
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
@@ -193,10 +193,14 @@ class Correlator:
 
     def _near(self, case: Case, verdict: Verdict, now_ns: int) -> bool:
         """Same attempt, and close in time (or the case is being healed, which hurts everybody for a while)."""
-        if verdict.attempt > case.attempt > 0:
+        if self._newer(case, verdict):
             return False
         recent = now_ns - max(case.support_at_ns, case.opened_at_ns) <= self._settings.join_s * NS_PER_S
         return recent or case.status is IncidentStatus.ACTING
+
+    def _newer(self, case: Case, verdict: Verdict) -> bool:
+        """Only verdicts that name their job know its attempt."""
+        return bool(verdict.job) and verdict.attempt > case.attempt
 
     def _accounts_for(self, case: Case, finding: Finding) -> bool:
         if explains(case.lead(self._policy), finding, self._policy):
@@ -210,8 +214,7 @@ class Correlator:
 
     def _recurs(self, case: Case, verdict: Verdict, now_ns: int) -> bool:
         """The same culprit in a newer attempt, after something was done: the remedy did not last."""
-        newer = verdict.attempt > case.attempt > 0 and case.acted_at_ns > 0
-        if newer and verdict.onset_at_ns > case.acted_at_ns:
+        if case.acted_at_ns and self._newer(case, verdict) and verdict.onset_at_ns > case.acted_at_ns:
             self._close(case, "verified" if case.recovered_at_ns else "recurred", now_ns)
             return True
         return False
@@ -222,7 +225,7 @@ class Correlator:
         for case in reversed(self._closed):
             if now_ns - case.closed_at_ns > self._settings.flap_s * NS_PER_S:
                 return None
-            if not case.acted_at_ns and verdict.attempt in (0, case.attempt) and self._key(case) == key:
+            if not case.acted_at_ns and not self._newer(case, verdict) and self._key(case) == key:
                 self._closed.remove(case)
                 self._cases[case.incident_id] = case
                 return case
@@ -240,7 +243,7 @@ class Correlator:
             stable_id("incident", verdict.verdict_id),
             self._cluster,
             job,
-            verdict.attempt or self.progress.attempt(job),
+            verdict.attempt if verdict.job else self.progress.attempt(job),
             now_ns,
             now_ns + int(self._settle_s(verdict) * NS_PER_S),
             progress.step,
@@ -332,25 +335,21 @@ class Correlator:
         newer = job.attempt > case.attempt
         if not case.job or job.step <= case.last_step or not (newer or job.at_ns > case.support_at_ns):
             return
-        stops = self._policy.kind(case.lead(self._policy).verdict.kind).family is Family.FAIL_STOP
+        stops = self._policy.kind(case.lead(self._policy).verdict.kind).family in (Family.FAIL_STOP, Family.CORRUPTION)
         if not case.recovered_at_ns and (newer or stops or case.acted_at_ns):
             case.recovered_at_ns = job.at_ns
 
     def _recovered(self, case: Case, now_ns: int) -> bool:
-        quiet_ns = now_ns - max(case.support_at_ns, case.recovered_at_ns)
-        quiet = quiet_ns >= self._settings.quiet_s * NS_PER_S
         lead = case.lead(self._policy)
-        if lead.cleared:
-            return True
         family = self._policy.kind(lead.verdict.kind).family
-        if self.progress.of(case.job).attempt > case.attempt or family is Family.FAIL_STOP:
-            return bool(case.recovered_at_ns) and quiet
-        limit_s = (
-            self._settings.silent_slow_s
-            if family in (Family.FAIL_SLOW, Family.CORRUPTION)
-            else self._settings.silent_warning_s
-        )
-        return now_ns - case.support_at_ns >= limit_s * NS_PER_S
+        stopped = bool(case.job) and family in (Family.FAIL_STOP, Family.CORRUPTION)
+        if self.progress.of(case.job).attempt > case.attempt or stopped:
+            # what stopped has to move past the fault; that somebody takes it back is not enough
+            quiet_ns = now_ns - max(case.support_at_ns, case.recovered_at_ns)
+            return bool(case.recovered_at_ns) and quiet_ns >= self._settings.quiet_s * NS_PER_S
+        slow = family in (Family.FAIL_SLOW, Family.CORRUPTION, Family.FAIL_STOP)
+        limit_s = self._settings.silent_slow_s if slow else self._settings.silent_warning_s
+        return lead.cleared or now_ns - case.support_at_ns >= limit_s * NS_PER_S
 
     def _may_close(self, case: Case, now_ns: int) -> bool:
         return (

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detectors.base import AlignedTick, Frame
+from streams.align import Aligner, AlignSettings
+from tests.streams.synthetic import HOST, HOST_MORE, START_NS, host_catalog, tick
+from trainwarden.clock import NS_PER_MS, NS_PER_S
+from trainwarden.records import (
+    Block,
+    Gap,
+    LogEvent,
+    Metric,
+    Placement,
+    Record,
+    StepReport,
+    StepRow,
+    Tick,
+    TopologyEvent,
+    catalog_id_of,
+    pack_floats,
+)
+from trainwarden.selfmetrics import Metrics
+
+
+class Bench:
+    """An aligner with a hand on its clock and running offsets."""
+
+    def __init__(self, **dials: float) -> None:
+        self.metrics = Metrics("test")
+        self.aligner = Aligner(AlignSettings(**dials), self.metrics)  # type: ignore[arg-type]
+        self.offsets: dict[tuple[str, int], int] = {}
+        self.closed: list[AlignedTick] = []
+        self.add("tw.catalog", host_catalog())
+
+    def add(self, topic: str, record: Record, partition: int = 0) -> None:
+        offset = self.offsets.get((topic, partition), 0)
+        self.offsets[topic, partition] = offset + 1
+        self.aligner.add(topic, partition, offset, record)
+
+    def cut(self, at_s: float) -> Frame | None:
+        frame = self.aligner.cut(START_NS + int(at_s * NS_PER_S))
+        self.closed.extend(frame.ticks if frame else ())
+        return frame
+
+    def seconds(self) -> list[int]:
+        return [(t.at_ns - START_NS) // NS_PER_S for t in self.closed]
+
+
+def same_ticks(left: list[AlignedTick], right: list[AlignedTick]) -> bool:
+    def plain(t: AlignedTick) -> object:
+        families = {name: (f.entities, f.metrics, f.values.tobytes()) for name, f in t.families.items()}
+        return t.at_ns, t.nodes, t.present.tolist(), families, t.gaps
+
+    return [plain(t) for t in left] == [plain(t) for t in right]
+
+
+def test_a_tick_closes_as_soon_as_everybody_is_in() -> None:
+    bench = Bench()
+    for node in ("n0", "n1"):
+        bench.add("tw.ticks", tick(node, 0))
+    bench.cut(0.1)
+    bench.add("tw.ticks", tick("n0", 1))
+    frame = bench.cut(1.1)
+    assert frame is not None
+    assert frame.ticks == ()
+    bench.add("tw.ticks", tick("n1", 1))
+    bench.cut(1.3)
+    assert bench.seconds() == [0, 1]
+    assert bench.closed[1].nodes == ("n0", "n1")
+    assert bench.closed[1].present.all()
+
+
+def test_a_silent_node_is_waited_for_then_absent_then_not_waited_for_then_forgotten() -> None:
+    bench = Bench(forget_s=20)
+    for second in range(40):
+        bench.add("tw.ticks", tick("n0", second))
+        if second < 5:
+            bench.add("tw.ticks", tick("n1", second))
+        bench.cut(second + 0.1)
+        if second == 5:
+            assert bench.seconds() == [0, 1, 2, 3, 4], "it is waited for at first"
+    by_second = dict(zip(bench.seconds(), bench.closed, strict=True))
+    assert bench.seconds() == list(range(40))
+    assert by_second[5].nodes == ("n0", "n1")
+    assert by_second[5].present.tolist() == [True, False]
+    assert by_second[23].nodes == ("n0", "n1")
+    assert by_second[39].nodes == ("n0",), "after forget_s nobody expects it"
+
+
+def test_absent_node_reported_after_lateness_and_not_before() -> None:
+    bench = Bench(lateness_ms=2000)
+    for node in ("n0", "n1"):
+        bench.add("tw.ticks", tick(node, 0))
+    bench.cut(0.1)
+    for second in (1, 2):
+        bench.add("tw.ticks", tick("n0", second))
+        bench.cut(second + 0.05)
+    bench.cut(2.9)
+    assert bench.seconds() == [0]
+    bench.add("tw.ticks", tick("n0", 3))
+    bench.cut(3.05)
+    assert bench.seconds() == [0, 1]
+    assert bench.closed[1].present.tolist() == [True, False]
+
+
+def test_everybody_silent_is_not_closed_until_the_stall_is_over() -> None:
+    bench = Bench()
+    bench.add("tw.ticks", tick("n0", 0))
+    bench.cut(0.1)
+    bench.cut(9.0)
+    assert len(bench.closed) <= 2, "a pause of the broker is not the end of the cluster"
+    bench.cut(12.0)
+    assert len(bench.closed) > 5
+    assert not bench.closed[-1].present.any()
+
+
+def test_late_ticks_are_counted_and_change_nothing() -> None:
+    bench = Bench()
+    for second in range(8):
+        bench.add("tw.ticks", tick("n0", second))
+        if second == 0:
+            bench.add("tw.ticks", tick("n1", second))
+        bench.cut(second + 0.1)
+    before = len(bench.closed)
+    bench.add("tw.ticks", tick("n1", 1))
+    bench.cut(8.0)
+    assert bench.metrics.value("tw_ticks_late_total", node="n1") == 1
+    assert [t.at_ns for t in bench.closed[before:]] == []
+
+
+def test_repeats_are_dropped_and_counted_in_every_kind() -> None:
+    bench = Bench()
+    step = StepReport(node="n0", seq=1, boot_id="b1", observed_at_ns=START_NS, job="j", rows=(StepRow(1, "train", START_NS, 60.0),))
+    line = LogEvent(node="n0", seq=1, boot_id="b1", observed_at_ns=START_NS, line="x")
+    for _ in range(2):
+        bench.add("tw.ticks", tick("n0", 0))
+        bench.add("tw.steps", step)
+        bench.add("tw.logs", line)
+    frame = bench.cut(0.1)
+    assert frame is not None
+    assert (len(frame.steps), len(frame.logs)) == (1, 1)
+    bench.add("tw.logs", line)
+    again = bench.cut(0.3)
+    assert again is not None
+    assert again.logs == ()
+    assert bench.metrics.value("tw_duplicates_total", topic="tw.logs") == 2
+    assert bench.metrics.value("tw_duplicates_total", topic="tw.ticks") == 1
+
+
+def test_same_number_after_a_restart_of_the_collector_is_new() -> None:
+    bench = Bench()
+    for boot in ("b1", "b2"):
+        bench.add("tw.logs", LogEvent(node="n0", seq=1, boot_id=boot, observed_at_ns=START_NS))
+    frame = bench.cut(0.1)
+    assert frame is not None
+    assert len(frame.logs) == 2
+
+
+def test_of_two_ticks_in_one_cell_the_last_wins() -> None:
+    bench = Bench()
+    bench.add("tw.ticks", tick("n0", 0, seq=1, value=0.1))
+    bench.add("tw.ticks", tick("n0", 0, seq=2, shift_ns=300 * NS_PER_MS, value=0.9))
+    bench.cut(0.5)
+    family = bench.closed[0].family("host")
+    assert family is not None
+    assert family.column("cpu_busy_ratio")[0] == np.float32(0.9)
+
+
+def test_columns_are_merged_by_name_when_nodes_have_different_catalogues() -> None:
+    bench = Bench()
+    bench.add("tw.catalog", host_catalog(HOST_MORE))
+    other = Block("host", catalog_id_of("host", HOST_MORE), ("host",), pack_floats([7.0, 0.25]))
+    bench.add("tw.ticks", tick("n0", 0, value=0.5))
+    bench.add("tw.ticks", Tick(node="n1", seq=0, boot_id="b", observed_at_ns=START_NS, blocks=(other,)))
+    bench.cut(0.1)
+    family = bench.closed[0].family("host")
+    assert family is not None
+    assert set(family.metrics) == {"cpu_busy_ratio", "load1", "psi_cpu_some_ratio"}
+    assert family.entities == (("n0", "host"), ("n1", "host"))
+    assert family.column("load1").tolist() == [0.0, 7.0]
+    assert np.isnan(family.column("psi_cpu_some_ratio")[0])
+    assert np.isnan(family.column("cpu_busy_ratio")[1])
+
+
+def unknown_layout_tick() -> Tick:
+    metrics = (Metric("x", "1"),)
+    block = Block("new", catalog_id_of("new", metrics), ("d",), pack_floats([1.0]))
+    return Tick(node="n0", seq=0, boot_id="b", observed_at_ns=START_NS, blocks=(block,))
+
+
+def test_a_tick_waits_for_its_catalogue() -> None:
+    bench = Bench()
+    bench.add("tw.ticks", unknown_layout_tick())
+    bench.cut(0.1)
+    assert bench.closed == []
+    catalog = host_catalog((Metric("x", "1"),))
+    bench.add("tw.catalog", type(catalog)(catalog_id=catalog_id_of("new", catalog.metrics), family="new", metrics=catalog.metrics))
+    bench.cut(0.3)
+    assert bench.closed[0].family("new") is not None
+
+
+def test_a_tick_whose_catalogue_never_comes_is_a_dead_letter() -> None:
+    bench = Bench(parked_s=10)
+    bench.add("tw.ticks", unknown_layout_tick())
+    bench.cut(0.1)
+    bench.cut(10.0)
+    assert bench.aligner.take_rejected() == []
+    bench.cut(11.0)
+    (rejected,) = bench.aligner.take_rejected()
+    assert "did not come within 10 s" in rejected.reason
+    assert (rejected.topic, rejected.offset) == ("tw.ticks", 0)
+
+
+def test_parking_is_bounded() -> None:
+    bench = Bench(parked_limit=3)
+    for seq in range(5):
+        bench.add("tw.ticks", Tick(node="n0", seq=seq, boot_id="b", observed_at_ns=START_NS, blocks=unknown_layout_tick().blocks))
+    bench.cut(0.1)
+    assert len(bench.aligner.take_rejected()) == 2
+
+
+def test_a_block_of_the_wrong_size_is_a_dead_letter_with_numbers() -> None:
+    bench = Bench()
+    bad = Block("host", catalog_id_of("host", HOST), ("host",), pack_floats([1.0]))
+    bench.add("tw.ticks", Tick(node="n0", seq=0, boot_id="b", observed_at_ns=START_NS, blocks=(bad,)))
+    bench.cut(0.1)
+    (rejected,) = bench.aligner.take_rejected()
+    assert "4 bytes, expected 1 devices x 2 metrics" in rejected.reason
+
+
+@pytest.mark.parametrize("offset_s", [30, -30])
+def test_a_skewed_clock_is_corrected_on_the_grid_and_shown_as_a_gap(offset_s: int) -> None:
+    bench = Bench()
+    for second in range(20):
+        for node in ("n0", "n1", "n2"):
+            bench.add("tw.ticks", tick(node, second))
+        bench.add("tw.ticks", tick("n3", second, shift_ns=offset_s * NS_PER_S))
+        bench.cut(second + 0.1)
+    last = bench.closed[-1]
+    assert (last.at_ns - START_NS) // NS_PER_S == 19
+    assert last.nodes == ("n0", "n1", "n2", "n3")
+    assert last.present.all()
+    assert last.gaps == {"n3": (Gap("clock", "skew"),)}
+    assert bench.metrics.value("tw_ticks_skewed_total", node="n3") >= 15
+
+
+def test_a_worker_that_lags_blames_no_clock() -> None:
+    bench = Bench()
+    for second in range(20):
+        for node in ("n0", "n1", "n2"):
+            bench.add("tw.ticks", tick(node, second))
+        bench.cut(second + 25.0)
+    assert bench.metrics.value("tw_ticks_skewed_total", node="n0") == 0
+    assert bench.seconds() == list(range(20))
+
+
+def test_steps_and_logs_come_sorted_whatever_their_partitions() -> None:
+    bench = Bench()
+    for node, at in (("n2", 3), ("n0", 3), ("n1", 1)):
+        bench.add("tw.logs", LogEvent(node=node, seq=at, boot_id="b", observed_at_ns=START_NS + at), partition=at)
+    frame = bench.cut(0.1)
+    assert frame is not None
+    assert [event.node for event in frame.logs] == ["n1", "n0", "n2"]
+
+
+def test_placements_in_ticks_and_steps_become_topology_below_what_the_hook_says() -> None:
+    bench = Bench()
+    bench.add("tw.ticks", Tick(node="n0", seq=0, boot_id="b", observed_at_ns=START_NS, placements=(Placement("j", 1, 0, "gpu0"),)))
+    bench.add("tw.steps", StepReport(node="n1", seq=0, boot_id="b", observed_at_ns=START_NS, job="j", attempt=1, rank=1))
+    frame = bench.cut(0.1)
+    assert frame is not None
+    layout = frame.topology.job("j")
+    assert layout is not None
+    assert layout.ranks == {0: ("n0", "gpu0"), 1: ("n1", "")}
+    bench.add("tw.topology", TopologyEvent(entity="job:j", origin="hook", attempt=1, ranks=((0, "n9", "gpu3"),)))
+    later = bench.cut(0.4)
+    assert later is not None
+    assert later.topology.job("j").ranks[0] == ("n9", "gpu3")  # type: ignore[union-attr]
+    assert layout.ranks[0] == ("n0", "gpu0"), "the picture handed out earlier does not change"
+    assert frame.topology.job("j").ranks[0] == ("n0", "gpu0")  # type: ignore[union-attr]
+
+
+def test_a_removed_node_is_expected_no_longer() -> None:
+    bench = Bench()
+    for node in ("n0", "n1"):
+        bench.add("tw.ticks", tick(node, 0))
+    bench.cut(0.1)
+    bench.add("tw.topology", TopologyEvent(entity="node:n1", origin="operator", removed=True))
+    bench.add("tw.ticks", tick("n0", 1))
+    bench.cut(1.1)
+    assert bench.closed[-1].nodes == ("n0",)
+
+
+def test_an_idle_cluster_makes_no_frames() -> None:
+    aligner = Aligner(AlignSettings())
+    assert aligner.cut(START_NS) is None
+    aligner.skip("tw.ticks", 0, 7)
+    assert aligner.cut(START_NS + NS_PER_S) is None
+    assert aligner.positions == {"tw.ticks/0": 8}
+
+
+# --- properties -----------------------------------------------------------------------------------------------------------
+
+NODES = ("n0", "n1", "n2", "n3", "n4")
+
+
+def arrivals(seconds: int, missing: set[tuple[int, int]]) -> list[list[tuple[int, Tick]]]:
+    """Per second: (partition, tick) of the nodes that report."""
+    return [[(i % 3, tick(node, second, shift_ns=i * NS_PER_MS)) for i, node in enumerate(NODES) if (second, i) not in missing]
+            for second in range(seconds)]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), missing=st.sets(st.tuples(st.integers(1, 11), st.integers(0, 4)), max_size=12))
+def test_any_interleaving_with_repeats_closes_the_same_ticks(seed: int, missing: set[tuple[int, int]]) -> None:
+    plain, shuffled = Bench(), Bench()
+    dice = random.Random(seed)
+    for second, batch in enumerate(arrivals(12, missing)):
+        for partition, one in batch:
+            plain.add("tw.ticks", one, partition)
+        mixed = [*batch, *dice.choices(batch, k=3)] if batch else []
+        dice.shuffle(mixed)
+        for partition, one in mixed:
+            shuffled.add("tw.ticks", one, partition)
+        for bench in (plain, shuffled):
+            bench.cut(second + 0.2)
+    assert plain.closed
+    assert same_ticks(plain.closed, shuffled.closed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_delays_within_the_lateness_change_no_closed_tick(seed: int) -> None:
+    """Each tick arrives up to 1.5 s late, in any order of nodes: the matrices are those of punctual arrival."""
+    dice = random.Random(seed)
+    punctual, delayed = Bench(), Bench()
+    due: list[tuple[float, int, Tick]] = []
+    for second, batch in enumerate(arrivals(15, set())):
+        for partition, one in batch:
+            punctual.add("tw.ticks", one, partition)
+            due.append((second + (dice.uniform(0.0, 1.5) if second else 0.0), partition, one))
+        punctual.cut(second + 0.1)
+    for quarter in range(4 * 18):
+        now_s = quarter / 4 + 0.1
+        for item in [item for item in due if item[0] <= now_s]:
+            due.remove(item)
+            delayed.add("tw.ticks", item[2], item[1])
+        delayed.cut(now_s)
+    assert punctual.seconds() == list(range(15))
+    assert same_ticks(punctual.closed, delayed.closed[:15])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), stop_at=st.integers(1, 11), missing=st.sets(st.tuples(st.integers(1, 11), st.integers(0, 4)), max_size=10))
+def test_a_snapshot_anywhere_continues_exactly(seed: int, stop_at: int, missing: set[tuple[int, int]]) -> None:
+    dice = random.Random(seed)
+    whole, resumed = Bench(), Bench()
+    for second, batch in enumerate(arrivals(12, missing)):
+        dice.shuffle(batch)
+        if second == stop_at:
+            payload = resumed.aligner.snapshot()
+            resumed.aligner = Aligner(AlignSettings(), resumed.metrics)
+            resumed.aligner.restore(payload)
+            assert resumed.aligner.snapshot() == payload
+        for bench in (whole, resumed):
+            for partition, one in batch:
+                bench.add("tw.ticks", one, partition)
+            bench.cut(second + 0.2)
+    assert same_ticks(whole.closed, resumed.closed)
+    assert whole.aligner.positions == resumed.aligner.positions
