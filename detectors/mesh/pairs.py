@@ -76,7 +76,8 @@ class Pairs(msgspec.Struct):
         probed = sent > 0
         position = np.cumsum(probed[:, ::-1], axis=1)[:, ::-1]
         newest = probed & (position <= ticks)
-        return (newest.sum(axis=1) >= ticks) & ((lost >= sent) | ~newest).all(axis=1) & (self.idle < 2 * ticks + 2)
+        silent = (newest.sum(axis=1) >= ticks) & ((lost >= sent) | ~newest).all(axis=1)
+        return np.asarray(silent & (self.idle < 2 * ticks + 2))
 
     def learn(self, healthy: Array) -> None:
         """Move the usual round trips of `healthy` pairs towards the newest tick; innovations are clipped."""
