@@ -133,12 +133,15 @@ class Source(ABC):
         Key in the configuration, in gaps and in self-metrics.
     families
         Column layouts of the blocks that `sample` returns.
+    inline
+        `sample` only looks at memory: it needs no thread.
     Settings
         Dataclass of the keys under ``[collector.sources.<name>]``.
     """
 
     name: ClassVar[str] = ""
     families: ClassVar[tuple[Family, ...]] = ()
+    inline: ClassVar[bool] = False
     Settings: ClassVar[type[Any]]
 
     def __init__(self, context: Context, settings: Any) -> None:

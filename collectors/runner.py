@@ -18,6 +18,31 @@ logger = logging.getLogger(__name__)
 SKIP_MAX_TICKS = 60
 
 
+class Tally:
+    """Answers of one tick. The asker is woken once, by the last answer, not by each."""
+
+    def __init__(self, expected: int) -> None:
+        self._lock = threading.Lock()
+        self._expected = expected
+        self._all_in = threading.Event()
+        self._samples: dict[Runner, Sample] = {}
+
+    def answer(self, runner: Runner, sample: Sample) -> None:
+        """Take an answer in."""
+        with self._lock:
+            self._samples[runner] = sample
+            complete = len(self._samples) == self._expected
+        if complete:
+            self._all_in.set()
+
+    def wait(self, timeout_s: float) -> dict[Runner, Sample]:
+        """What came in time."""
+        if self._expected:
+            self._all_in.wait(timeout_s)
+        with self._lock:
+            return dict(self._samples)
+
+
 class Runner:
     """One source and its thread.
 
@@ -28,23 +53,26 @@ class Runner:
     def __init__(self, source: Source, metrics: Metrics) -> None:
         self.source = source
         self._metrics = metrics
-        self._requests: queue.SimpleQueue[tuple[int, int, queue.SimpleQueue[tuple[Runner, int, Sample]]]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, Tally]] = queue.SimpleQueue()
         self._busy = False
         self._skip = 0
         self._penalty = 0
         self._thread = threading.Thread(target=self._serve, name=f"tw-{source.name}", daemon=True)
         self._thread.start()
 
-    def ask(self, ticket: int, now_ns: int, answers: queue.SimpleQueue[tuple[Runner, int, Sample]]) -> str | None:
-        """Request a sample; a reason code when the source is not asked this time."""
+    def refuses(self) -> str | None:
+        """A reason code when the source is not to be asked in this tick."""
         if self._busy:
             return "hung"
         if self._skip > 0:
             self._skip -= 1
             return "backoff"
-        self._busy = True
-        self._requests.put((ticket, now_ns, answers))
         return None
+
+    def ask(self, now_ns: int, tally: Tally) -> None:
+        """Request a sample."""
+        self._busy = True
+        self._requests.put((now_ns, tally))
 
     def missed(self) -> None:
         """The deadline passed without an answer."""
@@ -57,55 +85,51 @@ class Runner:
 
     def _serve(self) -> None:
         while True:
-            ticket, now_ns, answers = self._requests.get()
-            started = time.perf_counter()
-            sample = take(self.source, now_ns)
-            self._metrics.observe_ms("tw_source_ms", (time.perf_counter() - started) * 1000, source=self.source.name)
+            now_ns, tally = self._requests.get()
+            sample = timed(self.source, now_ns, self._metrics)
             self._busy = False
-            answers.put((self, ticket, sample))
+            tally.answer(self, sample)
 
 
 class Round:
     """All sources, asked once per tick."""
 
     def __init__(self, sources: Sequence[Source], metrics: Metrics, deadline_s: float) -> None:
-        self._runners = [Runner(source, metrics) for source in sources]
+        self._runners = [Runner(source, metrics) for source in sources if not source.inline]
+        self._inline = [source for source in sources if source.inline]
         self._metrics = metrics
         self._deadline_s = deadline_s
-        self._ticket = 0
-        self._answers: queue.SimpleQueue[tuple[Runner, int, Sample]] = queue.SimpleQueue()
 
     def collect(self, now_ns: int) -> list[Sample]:
-        """Samples of those who answered in time, in the order of the sources; a gap for each of the others."""
-        self._ticket += 1
-        samples: dict[Runner, Sample] = {}
-        waiting: set[Runner] = set()
-        for runner in self._runners:
-            reason = runner.ask(self._ticket, now_ns, self._answers)
-            if reason is None:
-                waiting.add(runner)
-            else:
-                samples[runner] = _gap(runner.source, reason)
-        self._gather(waiting, samples)
-        for runner in waiting:
-            runner.missed()
-            samples[runner] = _gap(runner.source, "deadline")
-        ordered = [samples[runner] for runner in self._runners]
-        for gap in (gap for sample in ordered for gap in sample.gaps):
+        """One sample per source; a gap with its reason for each that is late or not asked."""
+        reasons = {runner: runner.refuses() for runner in self._runners}
+        asked = [runner for runner, reason in reasons.items() if reason is None]
+        tally = Tally(len(asked))
+        for runner in asked:
+            runner.ask(now_ns, tally)
+        samples = [timed(source, now_ns, self._metrics) for source in self._inline]
+        answers = tally.wait(self._deadline_s)
+        samples += [self._outcome(runner, reason, answers) for runner, reason in reasons.items()]
+        for gap in (gap for sample in samples for gap in sample.gaps):
             self._metrics.count("tw_source_gaps_total", source=gap.source, reason=gap.reason)
-        return ordered
+        return samples
 
-    def _gather(self, waiting: set[Runner], samples: dict[Runner, Sample]) -> None:
-        deadline = time.monotonic() + self._deadline_s
-        while waiting:
-            try:
-                runner, ticket, sample = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            if ticket == self._ticket and runner in waiting:
-                waiting.remove(runner)
-                runner.answered()
-                samples[runner] = sample
+    def _outcome(self, runner: Runner, refusal: str | None, answers: dict[Runner, Sample]) -> Sample:
+        if refusal is not None:
+            return _gap(runner.source, refusal)
+        if runner not in answers:
+            runner.missed()
+            return _gap(runner.source, "deadline")
+        runner.answered()
+        return answers[runner]
+
+
+def timed(source: Source, now_ns: int, metrics: Metrics) -> Sample:
+    """One sample, its duration observed."""
+    started = time.perf_counter()
+    sample = take(source, now_ns)
+    metrics.observe_ms("tw_source_ms", (time.perf_counter() - started) * 1000, source=source.name)
+    return sample
 
 
 def take(source: Source, now_ns: int) -> Sample:

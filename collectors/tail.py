@@ -61,6 +61,8 @@ class Tail:
         """Complete lines added since the last call, at most about `max_bytes`. Raises `OSError` when the path cannot be read."""
         if self._descriptor < 0 and not self._open_first():
             return []
+        if self._unchanged():
+            return []
         lines = self._read(max_bytes)
         if lines:
             self._quiet = 0
@@ -123,6 +125,13 @@ class Tail:
         self._head = os.pread(self._descriptor, min(HEAD_BYTES, offset), 0)
 
     # --- reading ---------------------------------------------------------------------------------------------------------
+
+    def _unchanged(self) -> bool:
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino, found.st_size) == (*self._identity, self._offset)
 
     def _read(self, max_bytes: int) -> list[str]:
         size_bytes = os.fstat(self._descriptor).st_size

@@ -24,6 +24,7 @@ from trainwarden.settings import option
 logger = logging.getLogger(__name__)
 
 LINE_CHARS = 500
+SAVE_EVERY_NS = 5 * NS_PER_S
 URGENT = "critical"
 SECRET = re.compile(r"(?i)\b(token|password|passwd|secret|authorization|api[_-]?key)(\s*[=:]\s*)\S+|(://)[^/\s:@]+:[^/\s@]+@")
 
@@ -150,9 +151,12 @@ class Folder:
 
 
 class LogfileSource(Source):
-    """Watches files in its own thread, every `poll_ms`. Positions are stored after the events are in the spool."""
+    """Watches files in its own thread, every `poll_ms`. Positions are stored once the events are in the spool: at once after an event,
+    else every few seconds.
+    """
 
     name: ClassVar[str] = "logfile"
+    inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Settings:
@@ -172,6 +176,8 @@ class LogfileSource(Source):
         self._table = patterns.load(settings.patterns) if settings.patterns else patterns.load()
         self._store = context.state_directory / "log_positions.json"
         self._saved = self._load()
+        self._saved_ns = 0
+        self._spoke = False
         self._readers: dict[str, Reader] = {}
         self._pairs = {name: patterns.PairMemory(self._table) for name in settings.files}
         self._folder = Folder(settings.fold_s, settings.burst, settings.per_s, self._refused)
@@ -189,6 +195,7 @@ class LogfileSource(Source):
 
     def close(self) -> None:
         self._worker.close()
+        self._save()
         for reader in self._readers.values():
             reader.close()
 
@@ -205,7 +212,10 @@ class LogfileSource(Source):
                 self.line(name, line)
         for event in self._folder.settle(self.context.clock.monotonic_ns()):
             self.context.outlet.log(event, urgent=False)
-        self._save()
+        now_ns = self.context.clock.monotonic_ns()
+        if self._spoke or now_ns - self._saved_ns >= SAVE_EVERY_NS:
+            self._spoke, self._saved_ns = False, now_ns
+            self._save()
 
     def line(self, file: str, line: str) -> None:
         """Take in one line."""
@@ -215,6 +225,7 @@ class LogfileSource(Source):
             return
         event = self._event(file, line, hit)
         admitted = self._folder.admit(f"{file}\x1f{hit.fold_key}", event, self.context.clock.monotonic_ns())
+        self._spoke = True
         if admitted is not None:
             self.context.outlet.log(admitted, urgent=hit.severity == URGENT)
 

@@ -1,7 +1,8 @@
 """Probes between collectors over the training network: round trips and losses per peer, out of band of the job.
 
-One thread sends to every peer a few times a second and collects the answers. All sockets are bound to the rail address, so that
-the rail is measured, not whatever route is the shortest.
+One thread sends to every peer a few times a second. It does not wake up for each answer: the kernel notes when it came, and the
+next round reads it. Only requests of others wake the thread. All sockets are bound to the rail address, so that the rail is
+measured, not whatever route is the shortest.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class MeshSource(Source):
     """
 
     name: ClassVar[str] = "mesh"
+    inline: ClassVar[bool] = True
     families: ClassVar[tuple[Family, ...]] = (MESH,)
 
     @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class MeshSource(Source):
         device: str = option("", "network device to bind to, where several rails share a subnet (needs CAP_NET_RAW)")
         probes_per_s: float = option(4.0, "probes per peer and second")
         timeout_ms: float = option(200.0, "an answer later than this is a loss")
-        max_peers: int = option(16, "peers probed at once")
+        max_peers: int = option(8, "peers probed at once")
         answers_per_s: float = option(50.0, "answers per second and source address")
 
     def __init__(self, context: Context, settings: Any) -> None:
@@ -98,6 +100,7 @@ class MeshSource(Source):
         self._retry_at = 0.0
         self._peers: dict[str, Peer] = {}
         self._wanted = {name: _address(name, text) for name, text in settings.peers.items()}
+        self._changed = True
         self._worker = Worker("tw-mesh", self.turn, self._failed)
         context.facts.rail_address = settings.rail_address
         if settings.probe_port and settings.rail_address:
@@ -117,6 +120,7 @@ class MeshSource(Source):
         merged.pop(self.context.node, None)
         with self._lock:
             self._wanted = {name: _address(name, text) for name, text in merged.items()}
+            self._changed = True
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
@@ -139,30 +143,25 @@ class MeshSource(Source):
         self._selector.close()
 
     def turn(self) -> None:
-        """One round of the thread: send when due, then wait for answers and requests until something is due."""
+        """One round of the thread: when it is due settle the probes under way and send new ones, then answer others until the next."""
         now = time.monotonic()
         if self._listening is None:
             self._listen(now)
         if now >= self._next_round:
             self._next_round = max(now, self._next_round + 1.0 / self.settings.probes_per_s)
             self._send_round(now)
-        for key, _ in self._selector.select(self._pause(now)):
-            if key.data is None:
-                self._responder.serve(key.fileobj, time.monotonic())  # type: ignore[arg-type]
-            else:
-                self._collect(key.data)
-        self._expire(time.monotonic())
+        for _ in self._selector.select(max(0.0, self._next_round - now)):
+            if self._listening is not None:
+                self._responder.serve(self._listening, time.monotonic())
 
     # --- probing ---------------------------------------------------------------------------------------------------------
 
-    def _pause(self, now: float) -> float:
-        """Until the next round, or the time-out of the oldest probe."""
-        timeout_s = float(self.settings.timeout_ms) / 1000
-        due = [next(iter(p.pending.values()))[1] + timeout_s for p in self._peers.values() if p.pending]
-        return max(0.0, min([*due, self._next_round, now + 1.0]) - now)
-
     def _send_round(self, now: float) -> None:
-        self._choose()
+        for peer in self._peers.values():
+            self._collect(peer)
+        self._expire(now)
+        if self._changed:
+            self._choose()
         for peer in self._peers.values():
             if peer.socket is None and not self._open(peer):
                 continue
@@ -203,8 +202,12 @@ class MeshSource(Source):
             sent = peer.pending.pop(answer.nonce, None)
             if sent is None:
                 return
-            held_ns = answer.left_ns - answer.came_ns
-            peer.round_trips_ms.append(max(0, arrived_ns - sent[0] - max(0, held_ns)) / 1e6)
+            held_ns = max(0, answer.left_ns - answer.came_ns)
+            trip_ms = max(0, arrived_ns - sent[0] - held_ns) / 1e6
+            if trip_ms > self.settings.timeout_ms:
+                peer.lost += 1
+                return
+            peer.round_trips_ms.append(trip_ms)
             peer.offsets_ms.append((sent[0] - answer.came_ns + arrived_ns - answer.left_ns) / 2e6)
 
     def _refused(self, peer: Peer) -> None:
@@ -224,6 +227,7 @@ class MeshSource(Source):
     def _choose(self) -> None:
         """Make the peers probed those wanted; a changed address is a new peer."""
         with self._lock:
+            self._changed = False
             chosen = {name: self._wanted[name] for name in neighbours(self.context.node, list(self._wanted), self.settings.max_peers)}
             gone = [peer for name, peer in self._peers.items() if chosen.get(name) != peer.address]
             for peer in gone:
@@ -242,13 +246,10 @@ class MeshSource(Source):
             with self._lock:
                 peer.lost += error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
             return False
-        self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         return True
 
     def _drop_socket(self, peer: Peer) -> None:
         if peer.socket is not None:
-            if peer.socket in self._selector.get_map():
-                self._selector.unregister(peer.socket)
             peer.socket.close()
             peer.socket = None
 

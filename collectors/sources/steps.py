@@ -123,6 +123,7 @@ class StepsSource(Source):
     """
 
     name: ClassVar[str] = "steps"
+    inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)
     class Settings:
@@ -240,7 +241,7 @@ class StepsSource(Source):
             return
         try:
             payload, control, _, _ = self._socket.recvmsg(MAX_DATAGRAM_BYTES, 64)
-        except TimeoutError:
+        except BlockingIOError:
             return
         self.handle(payload, sender_pid(control))
 
@@ -291,7 +292,8 @@ def bind(path: Path, buffer_bytes: int) -> socket.socket:
     except UsageError:
         sock.close()
         raise
-    sock.settimeout(1.0)
+    # the kernel's own time-out: Python's would cost a poll() before each read
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
     return sock
 
 
