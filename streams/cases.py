@@ -67,6 +67,7 @@ class Case:
     closed_at_ns: int = 0
     support_at_ns: int = 0
     dirty: bool = True
+    _lead: Finding | None = None
 
     @property
     def live(self) -> bool:
@@ -79,7 +80,22 @@ class Case:
 
     def lead(self, policy: Policy) -> Finding:
         """The finding that names the culprit now."""
-        return choose(self.findings, policy)
+        if self._lead is None:
+            self._lead = choose(self.findings, policy)
+        return self._lead
+
+    def clear(self, kind: str, culprit: str) -> None:
+        """A detector took an opinion back."""
+        for finding in self.findings:
+            if (finding.verdict.kind, finding.culprit) == (kind, culprit):
+                finding.cleared, self._lead = True, None
+
+    def absorb(self, other: Case) -> None:
+        """Take the findings of another case over: the two turned out to be one."""
+        self.findings.extend(other.findings[: MAX_FINDINGS - len(self.findings)])
+        self.verdict_ids.extend(other.verdict_ids[: MAX_VERDICT_IDS - len(self.verdict_ids)])
+        self.first_signal_at_ns = min(self.first_signal_at_ns or other.first_signal_at_ns, other.first_signal_at_ns)
+        self.dirty, self._lead = True, None
 
     def take(self, verdict: Verdict, now_ns: int, policy: Policy) -> None:
         """Add an opinion; a change of culprit or a first mention makes a revision worth publishing."""
@@ -92,6 +108,7 @@ class Case:
             finding = Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector})
             self.findings.append(finding)
             self.dirty = True
+        self._lead = None
         if len(self.verdict_ids) < MAX_VERDICT_IDS:
             self.verdict_ids.append(verdict.verdict_id)
         signal_ns = min(verdict.window_end_ns or now_ns, now_ns)
@@ -99,11 +116,15 @@ class Case:
         after = self.lead(policy)
         if finding is not None and finding.culprit == after.culprit:
             self.support_at_ns = now_ns
-        if before is None or before is not after:
-            self.verdict_at_ns = (
-                after.first_at_ns if before is None or before.culprit != after.culprit else self.verdict_at_ns
-            )
-            self.dirty = True
+        if before is not after:
+            self._follow_lead(before, after)
+
+    def _follow_lead(self, before: Finding | None, after: Finding) -> None:
+        """Another finding leads. The verdict is dated by the first opinion strong enough to be told that names this culprit."""
+        self.dirty = True
+        weak = before is None or not reach_at_least(before.verdict.reach, Reach.NOTIFY)
+        if weak or before is None or before.culprit != after.culprit:
+            self.verdict_at_ns = after.first_at_ns
 
     def record(self, policy: Policy, now_ns: int) -> Incident:
         """The next revision."""

@@ -134,8 +134,8 @@ def _explains_symptom(cause: Finding, effect: Finding, policy: Policy, stronger:
         return effect.verdict.kind == "save_failed" and by is Family.FAIL_STOP
     lead_ns = effect.onset_at_ns - cause.onset_at_ns
     if by is Family.FAIL_SLOW:
-        unsure = effect.verdict.confidence < SURE and effect.verdict.confidence <= cause.verdict.confidence
-        return of is Family.FAIL_SLOW and stronger and unsure
+        doubt = effect.verdict.confidence - cause.verdict.confidence
+        return of is Family.FAIL_SLOW and effect.verdict.confidence < SURE and (doubt < 0 or (doubt == 0 and stronger))
     if by not in (Family.FAIL_STOP, Family.CORRUPTION):
         return False
     if cause.verdict.kind in INFRASTRUCTURE:

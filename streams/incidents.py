@@ -169,11 +169,9 @@ class Correlator:
         return verdict.job or self.progress.job_on(node_of(verdict.entity))
 
     def _clear(self, verdict: Verdict, job: str) -> None:
-        key = (verdict.kind, culprit_of(verdict.entity))
         for case in self._cases.values():
-            for finding in case.findings:
-                if job in ("", case.job) and (finding.verdict.kind, finding.culprit) == key:
-                    finding.cleared = True
+            if job in ("", case.job):
+                case.clear(verdict.kind, culprit_of(verdict.entity))
 
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
         """The live case that this verdict supports, is explained by, or takes over."""
@@ -186,7 +184,7 @@ class Correlator:
         for case in near:
             if self._accounts_for(case, finding) or case.mentions(verdict):
                 return case
-        taken = [case for case in near if explains(finding, case.lead(self._policy), self._policy)]
+        taken = [case for case in near if self._takes_over(finding, case)]
         for other in taken[1:]:
             self._supersede(other, taken[0], now_ns)
         return taken[0] if taken else self._reopened(verdict, job, now_ns)
@@ -197,6 +195,11 @@ class Correlator:
             return False
         recent = now_ns - max(case.support_at_ns, case.opened_at_ns) <= self._settings.join_s * NS_PER_S
         return recent or case.status is IncidentStatus.ACTING
+
+    def _takes_over(self, finding: Finding, case: Case) -> bool:
+        """A better explanation; what began after the repair did cannot be why it was needed."""
+        too_late = case.acted_at_ns and finding.onset_at_ns >= case.acted_at_ns
+        return not too_late and explains(finding, case.lead(self._policy), self._policy)
 
     def _newer(self, case: Case, verdict: Verdict) -> bool:
         """Only verdicts that name their job know its attempt."""
@@ -307,10 +310,7 @@ class Correlator:
 
     def _supersede(self, case: Case, by: Case, now_ns: int) -> None:
         """Two incidents turned out to be one. One that nobody has seen yet just goes into the other."""
-        by.findings.extend(f for f in case.findings if len(by.findings) < 64)
-        by.verdict_ids.extend(case.verdict_ids[: max(0, 50 - len(by.verdict_ids))])
-        by.first_signal_at_ns = min(by.first_signal_at_ns or case.first_signal_at_ns, case.first_signal_at_ns)
-        by.dirty = True
+        by.absorb(case)
         case.status, case.superseded_by, case.closed_at_ns = IncidentStatus.SUPERSEDED, by.incident_id, now_ns
         if case.revision:
             self._publish(case, now_ns)

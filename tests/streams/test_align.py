@@ -136,7 +136,9 @@ def test_late_ticks_are_counted_and_change_nothing() -> None:
 
 def test_repeats_are_dropped_and_counted_in_every_kind() -> None:
     bench = Bench()
-    step = StepReport(node="n0", seq=1, boot_id="b1", observed_at_ns=START_NS, job="j", rows=(StepRow(1, "train", START_NS, 60.0),))
+    step = StepReport(
+        node="n0", seq=1, boot_id="b1", observed_at_ns=START_NS, job="j", rows=(StepRow(1, "train", START_NS, 60.0),)
+    )
     line = LogEvent(node="n0", seq=1, boot_id="b1", observed_at_ns=START_NS, line="x")
     for _ in range(2):
         bench.add("tw.ticks", tick("n0", 0))
@@ -200,7 +202,10 @@ def test_a_tick_waits_for_its_catalogue() -> None:
     bench.cut(0.1)
     assert bench.closed == []
     catalog = host_catalog((Metric("x", "1"),))
-    bench.add("tw.catalog", type(catalog)(catalog_id=catalog_id_of("new", catalog.metrics), family="new", metrics=catalog.metrics))
+    bench.add(
+        "tw.catalog",
+        type(catalog)(catalog_id=catalog_id_of("new", catalog.metrics), family="new", metrics=catalog.metrics),
+    )
     bench.cut(0.3)
     assert bench.closed[0].family("new") is not None
 
@@ -220,7 +225,10 @@ def test_a_tick_whose_catalogue_never_comes_is_a_dead_letter() -> None:
 def test_parking_is_bounded() -> None:
     bench = Bench(parked_limit=3)
     for seq in range(5):
-        bench.add("tw.ticks", Tick(node="n0", seq=seq, boot_id="b", observed_at_ns=START_NS, blocks=unknown_layout_tick().blocks))
+        bench.add(
+            "tw.ticks",
+            Tick(node="n0", seq=seq, boot_id="b", observed_at_ns=START_NS, blocks=unknown_layout_tick().blocks),
+        )
     bench.cut(0.1)
     assert len(bench.aligner.take_rejected()) == 2
 
@@ -271,8 +279,13 @@ def test_steps_and_logs_come_sorted_whatever_their_partitions() -> None:
 
 def test_placements_in_ticks_and_steps_become_topology_below_what_the_hook_says() -> None:
     bench = Bench()
-    bench.add("tw.ticks", Tick(node="n0", seq=0, boot_id="b", observed_at_ns=START_NS, placements=(Placement("j", 1, 0, "gpu0"),)))
-    bench.add("tw.steps", StepReport(node="n1", seq=0, boot_id="b", observed_at_ns=START_NS, job="j", attempt=1, rank=1))
+    bench.add(
+        "tw.ticks",
+        Tick(node="n0", seq=0, boot_id="b", observed_at_ns=START_NS, placements=(Placement("j", 1, 0, "gpu0"),)),
+    )
+    bench.add(
+        "tw.steps", StepReport(node="n1", seq=0, boot_id="b", observed_at_ns=START_NS, job="j", attempt=1, rank=1)
+    )
     frame = bench.cut(0.1)
     assert frame is not None
     layout = frame.topology.job("j")
@@ -312,8 +325,14 @@ NODES = ("n0", "n1", "n2", "n3", "n4")
 
 def arrivals(seconds: int, missing: set[tuple[int, int]]) -> list[list[tuple[int, Tick]]]:
     """Per second: (partition, tick) of the nodes that report."""
-    return [[(i % 3, tick(node, second, shift_ns=i * NS_PER_MS)) for i, node in enumerate(NODES) if (second, i) not in missing]
-            for second in range(seconds)]  # fmt: skip
+    return [
+        [
+            (i % 3, tick(node, second, shift_ns=i * NS_PER_MS))
+            for i, node in enumerate(NODES)
+            if (second, i) not in missing
+        ]
+        for second in range(seconds)
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -357,7 +376,11 @@ def test_delays_within_the_lateness_change_no_closed_tick(seed: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), stop_at=st.integers(1, 11), missing=st.sets(st.tuples(st.integers(1, 11), st.integers(0, 4)), max_size=10))
+@given(
+    seed=st.integers(0, 10**6),
+    stop_at=st.integers(1, 11),
+    missing=st.sets(st.tuples(st.integers(1, 11), st.integers(0, 4)), max_size=10),
+)
 def test_a_snapshot_anywhere_continues_exactly(seed: int, stop_at: int, missing: set[tuple[int, int]]) -> None:
     dice = random.Random(seed)
     whole, resumed = Bench(), Bench()
