@@ -1,0 +1,212 @@
+"""Apache Kafka itself, one KRaft node on this machine from its published artifacts: for tests and for users without Docker.
+
+All that is decided about the node (settings, Java flags, where artifacts are kept) stands in ``compose/kafka/start.sh``, which serves
+people directly; this module starts the same script and waits, stops, crashes and restarts it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from trainwarden.clock import Clock
+from trainwarden.embedded.child import Child
+from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
+from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
+from trainwarden.errors import UnavailableError
+
+CACHE_ENV = "TRAINWARDEN_CACHE"
+SCRIPTS_ENV = "TRAINWARDEN_KAFKA_SCRIPTS"
+_START_TIMEOUT_S = 90.0
+_STOP_GRACE_S = 20.0
+_FETCH_TIMEOUT_S = 900.0
+
+
+def find_start_script() -> Path:
+    """Find ``start.sh``: $TRAINWARDEN_KAFKA_SCRIPTS, inside the installed package, or in the source tree.
+
+    Raises
+    ------
+    UnavailableError
+        It is in none of these.
+    """
+    here = Path(__file__).resolve().parent
+    folders = [here / "kafka_runtime", here.parents[1] / "compose" / "kafka"]
+    if SCRIPTS_ENV in os.environ:
+        folders = [Path(os.environ[SCRIPTS_ENV])]
+    for folder in folders:
+        if (folder / "start.sh").is_file() and (folder / "pom.xml").is_file():
+            return folder / "start.sh"
+    raise UnavailableError(
+        f"Kafka's start.sh and pom.xml are not in {' or '.join(map(str, folders))}: "
+        f"set {SCRIPTS_ENV} to compose/kafka of the source tree"
+    )
+
+
+def cache_dir() -> Path:
+    """Where fetched artifacts are kept: $TRAINWARDEN_CACHE, else trainwarden below the user's cache folder."""
+    if CACHE_ENV in os.environ:
+        return Path(os.environ[CACHE_ENV])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwarden"
+
+
+def fetch_kafka(timeout_s: float = _FETCH_TIMEOUT_S) -> Path:
+    """Make sure that Java and Kafka's artifacts are there; fetch them once (45 MB).
+
+    Returns
+    -------
+    Path
+        The folder of jars.
+
+    Raises
+    ------
+    UnavailableError
+        No Java, a Java older than 17, no Maven, or the artifacts cannot be had.
+    """
+    script = find_start_script()
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with (cache_dir() / "kafka-fetch.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two that fetch at once would copy over each other
+            done = subprocess.run(
+                ["sh", str(script), "--fetch"],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                env={**os.environ, **_environment()},
+            )
+    except OSError as error:
+        raise UnavailableError(
+            f"Kafka's artifacts cannot be kept in {cache_dir()}: {error}; set {CACHE_ENV}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(
+            f"fetching Kafka's artifacts took longer than {timeout_s:g} s: is the registry reachable?"
+        ) from error
+    if done.returncode != 0:
+        raise UnavailableError(_why(done.stderr))
+    return Path(done.stdout.strip())
+
+
+def _environment() -> Mapping[str, str]:
+    return {CACHE_ENV: str(cache_dir())}
+
+
+def _why(output: str) -> str:
+    """The script's own sentence, and before it what Maven complained of."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    own = next((line.removeprefix("start.sh: ") for line in reversed(lines) if line.startswith("start.sh: ")), "")
+    maven = next((line for line in lines if line.startswith("[ERROR]")), "")
+    return f"{own} ({maven[8:308]})" if own and maven else own or "Kafka's start.sh failed without a word"
+
+
+class ApacheKafka:
+    """One Kafka node whose data outlive it.
+
+    Parameters
+    ----------
+    data_dir
+        Everything of the node; made and formatted when empty. Its output goes to ``kafka.log`` in it.
+    port
+        TCP port for clients; None takes a free one, which a restart keeps.
+    clock
+        Used while waiting for the node.
+
+    Examples
+    --------
+    >>> with ApacheKafka(Path("/var/tmp/kafka")) as kafka:  # doctest: +SKIP
+    ...     kafka.kill()
+    ...     kafka.start()
+    """
+
+    def __init__(self, data_dir: Path, port: int | None = None, clock: Clock | None = None) -> None:
+        self.host = LOOPBACK
+        self.data_dir = data_dir
+        self.port = port if port is not None else free_port()
+        self._controller_port = free_port()
+        self._clock = clock
+        self._child: Child | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for Kafka clients."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        """Where the node's output goes."""
+        return self.data_dir / "kafka.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the Java machine itself.
+
+        Raises
+        ------
+        UnavailableError
+            The node is not started.
+        """
+        return self._running().pid
+
+    def start(self, timeout_s: float = _START_TIMEOUT_S) -> BrokerMetadata:
+        """Start the node, on the data of the last run if there are any, and return when it answers a metadata request.
+
+        Raises
+        ------
+        UnavailableError
+            No Java, no artifacts, port in use, data directory not writable, or the node died or did not answer in time.
+        """
+        fetch_kafka()
+        require_free_port(self.host, self.port, "Apache Kafka")
+        require_free_port(self.host, self._controller_port, "Kafka's controller")
+        argv = ["sh", str(find_start_script()), str(self.data_dir), str(self.port)]
+        controller = {"KAFKA_CONTROLLER_PORT": str(self._controller_port)}
+        self._child = child = Child("Apache Kafka", argv, self.log_path, {**_environment(), **controller})
+        try:
+            return wait_for_broker(self.host, self.port, timeout_s=timeout_s, died=child.died, clock=self._clock)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _running(self) -> Child:
+        if self._child is None:
+            raise UnavailableError("Apache Kafka is not started: call start() first")
+        return self._child
+
+    def alive(self) -> bool:
+        return self._child is not None and self._child.alive()
+
+    def died(self) -> str | None:
+        """One sentence when the node ended by itself."""
+        return self._running().died()
+
+    def stop(self) -> None:
+        """Stop it in an orderly way (SIGTERM, SIGKILL after 20 s). The data stay."""
+        if self._child is not None:
+            self._child.stop(_STOP_GRACE_S)
+            self._child = None
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL). The data stay."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def restart(self) -> BrokerMetadata:
+        """Stop and start on the same data and port."""
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> ApacheKafka:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
