@@ -15,6 +15,7 @@ from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.mesh.blame import Explanation, explain
 from detectors.mesh.pairs import RING, Pairs
 from detectors.state import Array, decode_state, encode_state
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, StepRow, Verdict
 
@@ -146,6 +147,12 @@ class MeshLinkDetector(Detector):
             self._suspect(tick, frame, matrix is not None)
             verdicts += self._speak(tick, frame)
         return verdicts
+
+    @classmethod
+    def example(cls) -> Example:
+        """Probes to and from node 3 take 15 ms longer from second 30 on, and so do the steps."""
+        frames = SyntheticCluster(seed=1).frames(45, lambda second: Scene(rtt_ms={3: 15.0}, network_ms=300.0) if second >= 30 else None)
+        return Example(frames, "link_slow", node_entity(3))
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)

@@ -25,14 +25,14 @@ class Pairs(msgspec.Struct):
 
     keys: list[tuple[str, str]] = []
     cursor: int = 0
-    times: Array = np.zeros(RING, dtype=np.int64)
-    rtt_ms: Array = nan_array(0, RING)
-    sent: Array = np.zeros((0, RING))
-    lost: Array = np.zeros((0, RING))
-    log_base: Array = nan_array(0)
-    log_scale: Array = nan_array(0)
-    known: Array = np.zeros(0, dtype=np.int64)
-    idle: Array = np.zeros(0, dtype=np.int64)
+    times: Array = msgspec.field(default_factory=lambda: np.zeros(RING, dtype=np.int64))
+    rtt_ms: Array = msgspec.field(default_factory=lambda: nan_array(0, RING))
+    sent: Array = msgspec.field(default_factory=lambda: np.zeros((0, RING)))
+    lost: Array = msgspec.field(default_factory=lambda: np.zeros((0, RING)))
+    log_base: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    log_scale: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    known: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    idle: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     loss_rate: float = 0.0
     probes_seen: float = 0.0
 

@@ -11,6 +11,7 @@ import msgspec
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import decode_state, encode_state
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, LogEvent, Verdict
 
@@ -65,6 +66,12 @@ class CodeDetector(Detector):
             if meaning is not None and self._is_news(event):
                 verdicts.append(self._say(event, meaning, frame))
         return verdicts
+
+    @classmethod
+    def example(cls) -> Example:
+        """A GPU of node 2 falls off the bus in second 10."""
+        fallen = Scene(log_events=[(2, "xid:79", {"pci": "0000:3b:00"}, -1)])
+        return Example(SyntheticCluster(seed=1).frames(15, lambda second: fallen if second == 10 else None), "fatal_code", node_entity(2))
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)

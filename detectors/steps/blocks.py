@@ -53,10 +53,10 @@ class Usual(msgspec.Struct):
 
     blocks: int = 0
     step_ms: float = 0.0
-    excess: Array = nan_array(0)
-    scale: Array = nan_array(0)
-    local_ms: Array = nan_array(0)
-    wait_excess: Array = nan_array(0)
+    excess: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    scale: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    local_ms: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    wait_excess: Array = msgspec.field(default_factory=lambda: nan_array(0))
 
     def resized(self, places: list[int]) -> Usual:
         """The same knowledge for another set of ranks: `places[i]` is the old number of new rank i, -1 for a newcomer."""

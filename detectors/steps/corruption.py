@@ -14,6 +14,7 @@ import msgspec
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import decode_state, encode_state
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, StepReport, StepRow, Verdict
 
@@ -120,6 +121,12 @@ class CorruptionDetector(Detector):
         for name in silent:
             del self._state.jobs[name]
         return verdicts
+
+    @classmethod
+    def example(cls) -> Example:
+        """Loss and local gradient of rank 1 are not finite from second 10 on."""
+        frames = SyntheticCluster(seed=1).frames(20, lambda second: Scene(not_finite={1}) if second >= 10 else None)
+        return Example(frames, "non_finite", node_entity(1))
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)

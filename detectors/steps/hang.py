@@ -16,6 +16,7 @@ from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.state import decode_state, encode_state
 from detectors.steps.exits import Exit, culprit_of, parse_exit
 from detectors.steps.progress import STATE_DISK, STATE_NONE, STATE_STOPPED, STATE_ZOMBIE, JobProgress, Opinion, Process
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, StepReport, Verdict
 from trainwarden.topology import Topology
@@ -103,6 +104,13 @@ class HangDetector(Detector):
         for name in silent:
             del self._state.jobs[name]
         return verdicts
+
+    @classmethod
+    def example(cls) -> Example:
+        """The process of rank 1 is stopped from second 20 on; all ranks stand."""
+        stopped = Scene(states={1: STATE_STOPPED}, standing=True)
+        frames = SyntheticCluster(seed=1).frames(30, lambda second: stopped if second >= 20 else None)
+        return Example(frames, "rank_frozen", node_entity(1))
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)

@@ -15,6 +15,7 @@ from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import Assembly, JointStep, excess_over_peers, reports_by_job
 from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, fold, step_excess
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, StepReport, Verdict
 
@@ -100,11 +101,11 @@ class JobState(msgspec.Struct):
     to_skip: int = 0
     gathered: list[JointStep] = []
     blocks: list[Block] = []
-    score: Array = nan_array(0)
-    run_start_ns: Array = np.zeros(0, dtype=np.int64)
-    run_blocks: Array = np.zeros(0, dtype=np.int64)
+    score: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    run_start_ns: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    run_blocks: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     stalls: list[Stall] = []
-    stall_rate: Array = nan_array(0)
+    stall_rate: Array = msgspec.field(default_factory=lambda: nan_array(0))
     slow_since_ns: int = 0
     blames: dict[str, Blame] = {}
 
@@ -138,6 +139,12 @@ class StragglerDetector(Detector):
                 verdicts += self._step(state, step)
         self._forget_old_jobs(frame.now_ns)
         return verdicts
+
+    @classmethod
+    def example(cls) -> Example:
+        """Rank 2 computes 40 ms longer from second 40 on."""
+        frames = SyntheticCluster(seed=1).frames(60, lambda second: Scene(compute_ms={2: 40.0}) if second >= 40 else None)
+        return Example(frames, "compute_slow", node_entity(2))
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)
@@ -256,6 +263,10 @@ class StragglerDetector(Detector):
         return excess >= settings.least_share * step_ms and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
 
     def _count_stalls(self, state: JobState, steps: list[JointStep]) -> None:
+        """Only steps that every rank reported: a stall of a rank that nobody heard would make another's look singular."""
+        steps = [step for step in steps if np.isfinite(step.values[0]).all()]
+        if not steps:
+            return
         excess = step_excess(steps) - state.usual.excess
         limit = np.maximum(8.0 * state.usual.limit_scale(state.usual.step_ms), 0.6 * state.usual.step_ms)
         found = np.argwhere(np.nan_to_num(excess) > limit)
