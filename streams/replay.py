@@ -1,0 +1,275 @@
+"""The live computation once more, from a recording: same frames, same verdicts, byte for byte.
+
+Two kinds of recordings are understood: our own (`streams.recording`: raw messages and the cuts that the live worker made), and the
+real-fault tables (`streams.recordings.real_faults`), for which cuts are made on a simulated clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from detectors.base import Frame
+from streams import recording, state
+from streams.detect import Pipeline
+from streams.incidents import Correlator
+from streams.recording import Recorder
+from streams.recordings import real_faults
+from streams.stage import OWNER, RawStage
+from streams.state import Resume
+from trainwarden.bus import Message, connect
+from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock, SimulatedClock, SystemClock
+from trainwarden.config import Config
+from trainwarden.errors import DecodeError, UsageError
+from trainwarden.records import (
+    ActionResult,
+    Catalog,
+    FrameCut,
+    Incident,
+    LogEvent,
+    Plan,
+    Record,
+    StateSnapshot,
+    StepReport,
+    Tick,
+    TopologyEvent,
+    Verdict,
+    decode,
+)
+from trainwarden.topics import ACTIONS, CATALOG, CUTS, INCIDENTS, LOGS, RAW, STATE, STEPS, TICKS, TOPOLOGY, VERDICTS
+
+log = logging.getLogger(__name__)
+
+ARRIVAL_NS = 50 * NS_PER_MS
+"""Assumed way from a node to the worker, for recordings that hold no arrival times."""
+AFTERMATH_S = 15.0
+RAW_NAMES = frozenset(topic.name for topic in RAW)
+RECORDED = (*RAW, CUTS, STATE, VERDICTS, INCIDENTS, ACTIONS)
+TOPIC_OF: dict[type[Record], str] = {
+    Tick: TICKS.name,
+    StepReport: STEPS.name,
+    LogEvent: LOGS.name,
+    Catalog: CATALOG.name,
+    TopologyEvent: TOPOLOGY.name,
+}
+
+
+@dataclass
+class Replayed:
+    """What a recording says. `incidents` holds every revision, in order of publication."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    frames: int = 0
+
+    def newest(self) -> list[Incident]:
+        """Last revision of each incident, in order of opening."""
+        return list({incident.incident_id: incident for incident in self.incidents}.values())
+
+
+@dataclass
+class _Telling:
+    """Correlation on the replay's own clock."""
+
+    correlator: Correlator
+    told: Replayed
+    actions: list[tuple[int, Record]] = field(default_factory=list)
+
+    def take(self, frame: Frame | None, verdicts: Sequence[Verdict], now_ns: int) -> None:
+        """One frame's worth."""
+        self.told.frames += frame is not None
+        self.told.verdicts.extend(verdicts)
+        if frame is not None:
+            self.correlator.on_frame(frame)
+        while self.actions and self.actions[0][0] <= now_ns:
+            self._act(self.actions.pop(0)[1])
+        for verdict in verdicts:
+            self.correlator.on_verdict(verdict, now_ns)
+        self.told.incidents.extend(self.correlator.tick(now_ns))
+
+    def _act(self, record: Record) -> None:
+        if isinstance(record, ActionResult):
+            self.correlator.on_action(record)
+        elif isinstance(record, Plan):
+            self.correlator.on_plan(record)
+
+
+def replay(path: Path, config: Config) -> Replayed:
+    """Verdicts and incidents of a recording.
+
+    Parameters
+    ----------
+    path
+        A directory written by `record`, or ``<directory>/<run>`` of the real-fault tables (any of the run's files will do).
+
+    Raises
+    ------
+    UsageError
+        There is no recording of either kind.
+    """
+    if recording.segments(path):
+        return replay_recording(path, config)
+    folder, run = path.parent, path.name.split(".")[0]
+    if folder.is_dir() and run in real_faults.runs(folder):
+        return replay_records(real_faults.read(folder, run), config)
+    raise UsageError(
+        f"{path}: no recording: expected a directory with segment-*.twr, or the name of a run beside its .nodes.csv"
+    )
+
+
+def replay_recording(directory: Path, config: Config) -> Replayed:
+    """Our own format: every run of the worker that the recording holds, each with the cuts it made."""
+    told = Replayed()
+    cuts, snapshots, actions = _read_side_topics(directory)
+    for number, run in enumerate(epochs(cuts)):
+        telling = _Telling(Correlator(config.cluster, config.policy), told, list(actions))
+        _replay_epoch(directory, config, telling, run, _start_of(run, snapshots, number))
+    return told
+
+
+def epochs(cuts: Sequence[FrameCut]) -> list[list[FrameCut]]:
+    """Cuts by cold start (number 1 again); within one, numbers only rise: what a second writer said is left out."""
+    found: list[list[FrameCut]] = []
+    for cut in cuts:
+        if not found or (cut.seq == 1 and found[-1][-1].seq >= 1):
+            found.append([cut])
+        elif cut.seq > found[-1][-1].seq:
+            found[-1].append(cut)
+    return found
+
+
+def replay_records(records: Sequence[Record], config: Config) -> Replayed:
+    """Records in order of time, cut every ``streams.cut_ms`` of a simulated clock until `AFTERMATH_S` after the last."""
+    told = Replayed()
+    pipeline = Pipeline(config)
+    telling = _Telling(Correlator(config.cluster, config.policy), told)
+    offsets: dict[tuple[str, int], int] = {}
+    for now_ns, batch in _simulated_cuts(records, config.streams.cut_ms * NS_PER_MS):
+        for record in batch:
+            topic, partition = TOPIC_OF[type(record)], _partition(record)
+            offsets[topic, partition] = offsets.get((topic, partition), -1) + 1
+            pipeline.aligner.add(topic, partition, offsets[topic, partition], record)
+        frame = pipeline.aligner.cut(now_ns)
+        telling.take(frame, pipeline.run(frame) if frame is not None else (), now_ns)
+    return told
+
+
+def record(
+    config: Config,
+    out_dir: Path,
+    duration_s: float,
+    *,
+    clock: Clock | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Write the live topics, from their beginning, until `duration_s` is over or `stop` says so; returns the number of messages.
+
+    Raises
+    ------
+    UsageError
+        `out_dir` is not empty or not writable.
+    """
+    clock = clock or SystemClock()
+    bus = connect(config.kafka.url)
+    bus.ensure_topics(RECORDED)
+    end_ns = clock.monotonic_ns() + int(duration_s * NS_PER_S)
+    subscriber = bus.subscriber(tuple(topic.name for topic in RECORDED))
+    try:
+        with Recorder(out_dir) as recorder:
+            while clock.monotonic_ns() < end_ns and not stop():
+                copy(subscriber.poll(0.25), recorder)
+            copy(subscriber.poll(0.0), recorder)
+            return recorder.messages
+    finally:
+        subscriber.close()
+        bus.close()
+
+
+def copy(messages: Sequence[Message], recorder: Recorder) -> None:
+    """Append messages and make them readable."""
+    for message in messages:
+        recorder.write(message)
+    if messages:
+        recorder.flush()
+
+
+def _read_side_topics(directory: Path) -> tuple[list[FrameCut], list[StateSnapshot], list[tuple[int, Record]]]:
+    cuts: list[FrameCut] = []
+    snapshots: list[StateSnapshot] = []
+    actions: list[tuple[int, Record]] = []
+    for message in recording.read(directory):
+        found = _decoded(message) if message.topic in (CUTS.name, STATE.name, ACTIONS.name) else None
+        if isinstance(found, FrameCut):
+            cuts.append(found)
+        elif isinstance(found, StateSnapshot):
+            snapshots.append(found)
+        elif found is not None:
+            actions.append((found.observed_at_ns, found))
+    if not cuts:
+        raise UsageError(
+            f"{directory}: no cuts in it: record while a worker runs, a replay needs to know how it cut its input"
+        )
+    return cuts, snapshots, sorted(actions, key=lambda entry: entry[0])
+
+
+def _decoded(message: Message) -> Any:
+    try:
+        return decode(message.value)
+    except DecodeError as error:
+        log.warning("%s offset %d is passed over: %s", message.place, message.offset, error.reason)
+        return None
+
+
+def _start_of(run: Sequence[FrameCut], snapshots: Sequence[StateSnapshot], number: int) -> Resume | None:
+    """A recording that begins in the middle begins at its first whole snapshot."""
+    if run[0].seq == 1 or number > 0:
+        return None
+    for count in range(1, len(snapshots) + 1):
+        resume = state.newest(OWNER, snapshots[:count])
+        if resume is not None and run[0].seq <= resume.seq + 1:
+            return resume
+    raise UsageError(
+        f"the recording begins with cut {run[0].seq} and holds no state to start from: record for longer than streams.snapshot_s"
+    )
+
+
+def _replay_epoch(
+    directory: Path, config: Config, telling: _Telling, run: Sequence[FrameCut], start: Resume | None
+) -> None:
+    stage = RawStage(config, Pipeline(config), SimulatedClock(run[0].now_ns), "replay")
+    resume = state.follow(start, run) if start is not None else None
+    positions = stage.resume(resume, run)
+    for message in recording.read(directory):
+        if message.topic not in RAW_NAMES or message.offset < positions.get(message.place, 0):
+            continue
+        for result in stage.take((message,)):
+            telling.take(result.frame, result.verdicts, stage.last_cut_ns)
+        if not stage.catching_up:
+            return
+    # cuts may end after the last message, or count offsets that hold none
+    for result in stage.reached({place: offset for cut in run for place, offset in cut.positions.items()}):
+        telling.take(result.frame, result.verdicts, stage.last_cut_ns)
+
+
+def _simulated_cuts(records: Sequence[Record], step_ns: int) -> Iterator[tuple[int, list[Record]]]:
+    """(time, records that arrived by then); standing facts without a time come first."""
+    timed = sorted(records, key=lambda r: r.observed_at_ns)
+    times = [r.observed_at_ns for r in timed if r.observed_at_ns]
+    if not times:
+        return
+    now_ns, end_ns, at = times[0] // step_ns * step_ns, times[-1] + int(AFTERMATH_S * NS_PER_S), 0
+    while now_ns <= end_ns:
+        batch: list[Record] = []
+        while at < len(timed) and timed[at].observed_at_ns + ARRIVAL_NS <= now_ns:
+            batch.append(timed[at])
+            at += 1
+        yield now_ns, batch
+        now_ns += step_ns
+
+
+def _partition(record: Record) -> int:
+    return 0 if isinstance(record, Catalog | TopologyEvent) else zlib.crc32(record.node.encode()) % 4
