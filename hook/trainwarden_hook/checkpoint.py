@@ -120,6 +120,11 @@ class Saver:
                 self._idle.set()
 
     def _finish(self, job: _Sealing) -> None:
+        bad = job.buffer.look_for_nan(job.plan)
+        if bad and job.buffer.writing == job.ticket:
+            self._sealing = None
+            self._report(SaveReport(job.step, "memory", False, f"the model's {bad} holds NaN"))
+            return
         header = job.buffer.seal(job.plan, self.stamp, job.step, job.ticket)
         if self._sealing is job.buffer and job.buffer.writing == job.ticket:
             self._sealing = None

@@ -32,6 +32,10 @@ def sign(secret: bytes, body: bytes) -> str:
     return hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
+class Malformed(Exception):
+    """Bytes that are no command; the text says which key, what was found and what was expected."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A checked command."""
@@ -52,24 +56,24 @@ class Command:
 
         Raises
         ------
-        ValueError
+        Malformed
             One sentence: which key, what was found, what was expected.
         """
         try:
             fields = json.loads(body)
         except ValueError as error:
-            raise ValueError(f"the body is not JSON: {error}") from error
+            raise Malformed(f"the body is not JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"the body is a {type(fields).__name__}, expected an object")
+            raise Malformed(f"the body is a {type(fields).__name__}, expected an object")
         for key, kind in KINDS.items():
             found = fields.get(key)
             if not isinstance(found, kind) or isinstance(found, bool):
-                raise ValueError(f"{key} is {found!r}, expected a value of kind {kind.__name__}")
+                raise Malformed(f"{key} is {found!r}, expected a value of kind {kind.__name__}")
         if fields["verb"] not in VERBS:
-            raise ValueError(f"verb is {fields['verb']!r}, expected one of {', '.join(VERBS)}")
+            raise Malformed(f"verb is {fields['verb']!r}, expected one of {', '.join(VERBS)}")
         unknown = sorted(set(fields) - set(KINDS))
         if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}")
+            raise Malformed(f"unknown key {unknown[0]!r}")
         return cls(**fields)
 
 
@@ -102,7 +106,7 @@ class Gate:
             return HTTP_FORBIDDEN, self._answer("", "refused", "the signature does not fit the body and the secret")
         try:
             command = Command.parse(body)
-        except ValueError as error:
+        except Malformed as error:
             return HTTP_MALFORMED, self._answer("", "refused", str(error))
         stored, refusal = self._admit(command)
         if stored is not None:

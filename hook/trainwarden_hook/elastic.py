@@ -32,11 +32,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from trainwarden_hook.workers import Worker, Workers
 
-__all__ = ["Agent", "FreeRendezvous", "Interrupted", "OrderedRendezvous", "SignalException", "quiet_hostname"]
+__all__ = ["Agent", "CalledOff", "FreeRendezvous", "Interrupted", "OrderedRendezvous", "SignalException", "quiet_hostname"]
 POLL_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 STORE_TIMEOUT_S = 60.0
 WAITING_CHECK_S = 1.0
+
+
+class CalledOff(Exception):
+    """Another member of this world has gone on without orders."""
 
 
 class Interrupted(Exception):
@@ -157,7 +161,7 @@ class OrderedRendezvous(_Rendezvous):
         if self._store is not None and now - self._looked_at >= WAITING_CHECK_S:
             self._looked_at = now
             if self._called_off():
-                raise TimeoutError("another node of this world goes on without orders")
+                raise CalledOff
         return 0
 
     def _called_off(self) -> bool:

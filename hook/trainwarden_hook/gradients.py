@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from torch.distributed import GradBucket
     from torch.futures import Future
 
-NORM_BUDGET_RATIO = 0.001
+BUDGET_RATIO = 0.0025
+LEAST_NORM_RATIO = 0.0003
+LOCAL_SHARE = 0.75
+SAMPLE_PARTS = 16
+now_ns = time.perf_counter_ns
 
 
 class Stride:
     """How often a measurement may be made so that it costs at most its share of a step.
 
-    Cheap ones are made at every step; a cost of k times the budget means every k-th step.
+    Cheap ones are made at every step; a cost of k times the allowance means every k-th step.
     """
 
-    def __init__(self, budget_ratio: float) -> None:
-        self._budget_ratio = budget_ratio
+    __slots__ = ("_cost_ns", "_count", "every")
+
+    def __init__(self) -> None:
         self._cost_ns = 0.0
         self._count = 0
         self.every = 1
@@ -34,93 +39,132 @@ class Stride:
         self._count += 1
         return self._count >= self.every
 
-    def spent(self, cost_ns: float, step_ns: float) -> None:
+    def spent(self, cost_ns: float) -> None:
         """Account for a measurement."""
         self._count = 0
-        self._cost_ns = cost_ns if self._cost_ns == 0 else 0.8 * self._cost_ns + 0.2 * cost_ns
-        if step_ns > 0:
-            self.every = max(1, round(self._cost_ns / (self._budget_ratio * step_ns)))
+        self._cost_ns = 0.8 * self._cost_ns + 0.2 * cost_ns if self._cost_ns else float(cost_ns)
+
+    def allow(self, allowance_ns: float) -> None:
+        """Set what a step may pay on average."""
+        self.every = max(1, math.ceil(self._cost_ns / max(allowance_ns, 1.0)))
 
 
 class GradientTap:
     """Per-step record, filled by the hook, emptied by the step.
 
+    The whole norm is measured as often as the budget allows. In the steps between, a part of
+    the gradients that moves on from step to step is looked at, and the local norm is reported
+    only if it is not finite: a rank whose gradients turn NaN is named in that very step.
+
     ``handed_ns`` and ``reduced_ns`` are `time.perf_counter_ns` values, 0 when the hook has not run.
+    ``own_ns`` leaves out scaling and reducing, which DDP does as well without a hook (the scaling
+    while it copies); ``scale_ns`` is the scaling, a pass of its own here.
     """
 
-    def __init__(self, world: int, group: Any = None) -> None:
+    def __init__(self, world: int, group: Any) -> None:
         self._scale = 1.0 / world
         self._group = group
         self.handed_ns = 0
         self.reduced_ns = 0
         self.own_ns = 0
-        self.local_stride = Stride(NORM_BUDGET_RATIO)
-        self.reduced_stride = Stride(NORM_BUDGET_RATIO)
-        self._measure = True
+        self.scale_ns = 0
+        self.local_stride = Stride()
+        self.reduced_stride = Stride()
+        self._whole = True
+        self._part = 0
+        self._look_at = -1
         self._squares: list[Any] = []
         self._buckets: list[torch.Tensor] = []
+        self._bucket_count = 1
         self._norm_ns = 0
+        self._fixed_ns = 0.0
 
-    def begin(self) -> None:
+    def begin(self, must_measure: bool = False) -> None:
         """Forget the step before."""
-        self.handed_ns = self.reduced_ns = self.own_ns = self._norm_ns = 0
+        if self._buckets:
+            self._bucket_count = len(self._buckets)
+            self._buckets.clear()
+        self.handed_ns = self.reduced_ns = self.own_ns = self.scale_ns = self._norm_ns = 0
         self._squares.clear()
-        self._buckets.clear()
-        self._measure = self.local_stride.due()
+        self._whole = self.local_stride.due() or must_measure
+        self._look_at = -1 if self._whole else self._part % self._bucket_count
+        self._part += 1
 
     def __call__(self, _: object, bucket: GradBucket) -> Future[torch.Tensor]:
         """Handle one bucket: note, scale, reduce."""
-        import torch.distributed as dist
-
-        started = time.perf_counter_ns()
+        started = now_ns()
         buffer = bucket.buffer()
-        if self._measure:
-            self._squares.append(_square(buffer))
-            self._norm_ns += time.perf_counter_ns() - started
-        self._buckets.append(buffer)
-        self.own_ns += time.perf_counter_ns() - started
+        buckets = self._buckets
+        if self._whole or len(buckets) == self._look_at:
+            self._measure(buffer)
+        buckets.append(buffer)
+        last = bucket.is_last()
+        scaling = now_ns()
         buffer.mul_(self._scale)
-        if bucket.is_last():
-            self.handed_ns = time.perf_counter_ns()
-        work = dist.all_reduce(buffer, group=self._group, async_op=True)
-        return work.get_future().then(self._done)
+        handed_ns = now_ns()
+        if last:
+            self.handed_ns = handed_ns
+        self.own_ns += scaling - started
+        self.scale_ns += handed_ns - scaling
+        # The group's own method: the wrapper in torch.distributed costs as much again in Python.
+        future: Future[list[torch.Tensor]] = self._group.allreduce([buffer]).get_future()
+        return future.then(self._done)
+
+    def _measure(self, buffer: torch.Tensor) -> None:
+        started = now_ns()
+        self._squares.append(_square(buffer if self._whole else self._some_of(buffer)))
+        self._norm_ns += now_ns() - started
+
+    def _some_of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """A sixteenth of a bucket; all of it is seen once in sixteen rounds over the buckets."""
+        size = -(-buffer.numel() // SAMPLE_PARTS)
+        start = (self._part // self._bucket_count % SAMPLE_PARTS) * size
+        return buffer[min(start, buffer.numel() - size) :][:size]
 
     def _done(self, future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensors = future.value()
-        self.reduced_ns = time.perf_counter_ns()
+        self.reduced_ns = now_ns()
         return tensors[0]
 
-    def local_norm(self, step_ns: float) -> Any:
-        """Norm before the reduction (number or device tensor); ``None`` when not measured in this step."""
+    def local_norm(self) -> Any:
+        """Norm before the reduction (number or device tensor); ``None`` when not measured and nothing is wrong."""
         if not self._squares:
             return None
-        started = time.perf_counter_ns()
+        started = now_ns()
         norm = _root(self._squares)
-        self._norm_ns += time.perf_counter_ns() - started
-        self.local_stride.spent(self._norm_ns, step_ns)
-        self.own_ns += time.perf_counter_ns() - started
+        if self._whole:
+            self.local_stride.spent(self._norm_ns + now_ns() - started)
+        elif isinstance(norm, float) and math.isfinite(norm):
+            return None
         return norm
 
-    def reduced_norm(self, step_ns: float) -> Any:
+    def reduced_norm(self, must_measure: bool = False) -> Any:
         """Norm of the averaged gradients; must be asked after the backward and before they are cleared."""
-        if not self._buckets or not self.reduced_stride.due():
+        if not self._buckets or not (self.reduced_stride.due() or must_measure):
             return None
-        started = time.perf_counter_ns()
+        started = now_ns()
         norm = _root([_square(buffer) for buffer in self._buckets])
-        spent = time.perf_counter_ns() - started
-        self.reduced_stride.spent(spent, step_ns)
-        self.own_ns += spent
+        self.reduced_stride.spent(now_ns() - started)
         return norm
+
+    def settle(self, step_ns: float, recorder_ns: float) -> None:
+        """Share what the rest of the hook leaves of the budget between the two norms.
+
+        ``recorder_ns`` is what the step recorder has spent; the norms inside it are small next to their own allowance.
+        """
+        fixed_ns = self.own_ns - self._norm_ns + recorder_ns
+        self._fixed_ns = 0.95 * self._fixed_ns + 0.05 * fixed_ns if self._fixed_ns else float(fixed_ns)
+        left_ns = max(BUDGET_RATIO * step_ns - self._fixed_ns, LEAST_NORM_RATIO * step_ns)
+        self.local_stride.allow(LOCAL_SHARE * left_ns)
+        self.reduced_stride.allow((1.0 - LOCAL_SHARE) * left_ns)
 
 
 def _square(buffer: torch.Tensor) -> Any:
     """Sum of squares: a number on the CPU, a tensor (no synchronisation) on a device."""
     import torch
 
-    if buffer.dtype == torch.float32:
-        square = torch.dot(buffer, buffer)
-    else:
-        square = torch.linalg.vector_norm(buffer, dtype=torch.float32).square()
+    plain = buffer.dtype == torch.float32
+    square = torch.dot(buffer, buffer) if plain else torch.linalg.vector_norm(buffer, dtype=torch.float32).square()
     return square.item() if buffer.device.type == "cpu" else square
 
 

@@ -44,19 +44,19 @@ class StepScope:
 
     def data(self) -> Phase:
         """Fetching the batch."""
-        return self._job.recorder.phases["data"]
+        return self._job.recorder.phases[0]
 
     def forward(self) -> Phase:
         """Forward pass and loss."""
-        return self._job.recorder.phases["forward"]
+        return self._job.recorder.phases[1]
 
     def backward(self) -> Phase:
         """Backward pass; split into local work and waiting for the others."""
-        return self._job.recorder.phases["backward"]
+        return self._job.recorder.phases[2]
 
     def optimizer(self) -> Phase:
         """Optimizer step."""
-        return self._job.recorder.phases["optimizer"]
+        return self._job.recorder.phases[3]
 
     def report(self, loss: Any = None, samples: int | None = None) -> None:
         """Say the loss (number or tensor) and the number of samples of this step on this rank."""
@@ -125,7 +125,7 @@ class Job:
         group = model.process_group
         tap = GradientTap(group.size(), group)
         # DDP inspects the annotations of a hook and does not resolve text ones; a lambda has none.
-        model.register_comm_hook(None, lambda state, bucket: tap(state, bucket))
+        model.register_comm_hook(None, lambda state, bucket: tap(state, bucket))  # noqa: PLW0108
         self.recorder.tap = tap
 
     def use_saver(self, saver: Saver, state: Callable[[], dict[str, Any]], every: int) -> None:
@@ -149,7 +149,9 @@ class Job:
             self.guard("save", lambda: self._save_if_due(step))
             checkpoint_ns = time.perf_counter_ns() - before
         try:
-            self.recorder.begin(step, checkpoint_ns, entered_ns)
+            following = step + 1
+            save_follows = mailbox.save_at == following or bool(self._every and following % self._every == 0)
+            self.recorder.begin(step, checkpoint_ns, entered_ns, save_follows)
         except Exception:
             self.errors["begin"] += 1
 
@@ -200,6 +202,7 @@ class Job:
         self._commanded = wanted
         if wanted is not None and step != wanted:
             return SaveReport(wanted, "memory", False, f"step {wanted} was passed over; the script is at {step}")
+        self.recorder.complete_norms()
         bad = self.recorder.last_is_bad()
         if bad:
             return SaveReport(step, "memory", False, bad)

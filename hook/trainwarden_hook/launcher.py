@@ -9,12 +9,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from types import FrameType
 
 from trainwarden_hook import segments, zygote
-from trainwarden_hook.addresses import UsageError, bind_sentence
+from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.options import Options, parse
 from trainwarden_hook.supervisor import Supervisor
 

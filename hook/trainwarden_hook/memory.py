@@ -88,6 +88,11 @@ class Buffer:
             self.step = step
         return header
 
+    def look_for_nan(self, plan: Plan) -> str:
+        """Name of a tensor of the model with a NaN in what has just been copied; empty if there is none."""
+        view = self.open(HEADER_BYTES + plan.payload_bytes)
+        return plan.first_nan(view[HEADER_BYTES : HEADER_BYTES + plan.payload_bytes])
+
     def examine(self, expected_fingerprint: int | None) -> Header | None:
         """Check what an earlier process left here; ``None`` if there is nothing.
 

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_own(own: argparse._ArgumentGroup) -> None:
     own.add_argument("--job", default="", help="default: $TRAINWARDEN_JOB or job")
     own.add_argument("--node", default="", help="default: $TRAINWARDEN_NODE or the host name")
-    own.add_argument("--run-dir", default="", help="sockets and logs; default: $TRAINWARDEN_RUN_DIR, or a temporary directory and logs to the terminal")
+    own.add_argument("--run-dir", default="", help="sockets and logs; default: $TRAINWARDEN_RUN_DIR, else temporary")
     own.add_argument("--checkpoint-dir", default="", help="persisted checkpoints; default: none but memory")
     own.add_argument("--socket", default="", help="the collector's datagram socket; default: $TRAINWARDEN_SOCKET")
     own.add_argument("--warden", default="", help="the warden's socket (set by the warden)")
@@ -146,17 +146,19 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
     if given.standalone and high != 1:
         raise UsageError(f"--standalone is for one node but --nnodes is {given.nnodes}; give --rdzv-endpoint instead")
     endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(given.rdzv_endpoint, "--rdzv-endpoint")
-    job = given.job or environment.get("TRAINWARDEN_JOB") or "job"
+    for name in ("job", "node", "run_dir", "checkpoint_dir", "socket", "warden"):
+        setattr(given, name, getattr(given, name) or environment.get(f"TRAINWARDEN_{name.upper()}", ""))
+    job = given.job or "job"
     return Options(
-        job=job, node=given.node or environment.get("TRAINWARDEN_NODE") or socket.gethostname(), min_nodes=low, max_nodes=high, workers_per_node=given.nproc_per_node,
+        job=job, node=given.node or socket.gethostname(),
+        min_nodes=low, max_nodes=high, workers_per_node=given.nproc_per_node,
         endpoint=endpoint, standalone=given.standalone, rdzv_id=given.rdzv_id or job,
         rdzv_conf=parse_conf(given.rdzv_conf), local_addr=given.local_addr or address_towards(*endpoint),
         max_restarts=given.max_restarts, monitor_interval_s=given.monitor_interval,
         order_timeout_s=given.order_timeout, start_wait_s=given.start_wait, join_timeout_s=given.join_timeout,
         grace_s=given.grace, exit_barrier_s=given.exit_barrier, pg_timeout_s=given.pg_timeout,
-        run_dir=given.run_dir or environment.get("TRAINWARDEN_RUN_DIR", ""), checkpoint_dir=given.checkpoint_dir or environment.get("TRAINWARDEN_CHECKPOINT_DIR", ""),
-        socket_path=given.socket or environment.get("TRAINWARDEN_SOCKET", ""),
-        warden_path=given.warden or environment.get("TRAINWARDEN_WARDEN", ""),
+        run_dir=given.run_dir, checkpoint_dir=given.checkpoint_dir,
+        socket_path=given.socket, warden_path=given.warden,
         preload=tuple(filter(None, given.preload.split(","))), fresh_interpreter=given.fresh_interpreter,
         script=_script(given.script),
     )

@@ -94,6 +94,7 @@ class Plan:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.tensors: list[tuple[int, torch.Tensor]] = []
+        self._watched: list[tuple[str, list[Any]]] = []
         self._data_bytes = 0
         tree = self._encode(dict(state), "state")
         self.index = json.dumps(tree, separators=(",", ":")).encode()
@@ -119,7 +120,10 @@ class Plan:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return {"x": self._place(value.detach())}
+            place = self._place(value.detach())
+            if at.startswith("state.model.") and value.is_floating_point():
+                self._watched.append((at.removeprefix("state.model."), place))
+            return {"x": place}
         if type(value).__module__ == "numpy":
             if value.ndim == 0:
                 return self._encode(value.item(), at)
@@ -143,6 +147,16 @@ class Plan:
                 start = self.data_start + offset
                 flat = torch.frombuffer(payload[start : start + size], dtype=tensor.dtype)
                 flat.view(tensor.shape).copy_(tensor)
+
+    def first_nan(self, payload: memoryview) -> str:
+        """Name of the first tensor of the model that holds a NaN; empty if none does.
+
+        Infinities may be meant (masks), NaN never is.
+        """
+        for name, place in self._watched:
+            if place[3] and bool(view_of(place, payload[self.data_start :]).isnan().any()):
+                return name
+        return ""
 
     def write_index(self, payload: memoryview) -> None:
         """Write the index and zero the padding behind it."""
@@ -203,8 +217,15 @@ def _decode(node: Any, data: memoryview) -> Any:
 def _tensor(body: list[Any], data: memoryview) -> torch.Tensor:
     import torch
 
-    name, shape, offset, size = body
-    dtype = getattr(torch, name)
+    name, shape, _, size = body
     if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data[offset : offset + size], dtype=dtype).clone().view(shape)
+        return torch.empty(shape, dtype=getattr(torch, name))
+    return view_of(body, data).clone()
+
+
+def view_of(body: list[Any], data: memoryview) -> torch.Tensor:
+    """A tensor over the packed bytes themselves."""
+    import torch
+
+    name, shape, offset, size = body
+    return torch.frombuffer(data[offset : offset + size], dtype=getattr(torch, name)).view(shape)

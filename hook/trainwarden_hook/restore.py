@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trainwarden_hook.disk import Folder, open_file
-from trainwarden_hook.memory import Buffers
+from trainwarden_hook.memory import Buffer, Buffers
 from trainwarden_hook.packing import Header, Refused, unpack
 
 log = logging.getLogger("trainwarden.checkpoint")
@@ -44,16 +45,16 @@ def find(buffers: Buffers, folder: Folder | None, fingerprint: int | None, max_s
     """Look in memory first, then on disk for something newer."""
     best = Candidate()
     for buffer in buffers.pair:
-        _consider(best, "memory", buffer.path, max_step, lambda buffer=buffer: _from_buffer(buffer, fingerprint))
+        _consider(best, "memory", buffer.path, max_step, partial(_from_buffer, buffer, fingerprint))
     for step, path in folder.newest_first() if folder is not None else ():
         if step <= best.step:
             break
         if max_step is None or step <= max_step:
-            _consider(best, "disk", path, max_step, lambda path=path: open_file(path, fingerprint))
+            _consider(best, "disk", path, max_step, partial(open_file, path, fingerprint))
     return best
 
 
-def _from_buffer(buffer: Any, fingerprint: int | None) -> tuple[Header, memoryview] | None:
+def _from_buffer(buffer: Buffer, fingerprint: int | None) -> tuple[Header, memoryview] | None:
     header = buffer.examine(fingerprint)
     return None if header is None else (header, buffer.payload(header))
 

@@ -46,7 +46,7 @@ def scalar(value: Any) -> Scalar:
     if device is None:
         return float(value)
     if device.type == "cpu":
-        return float(value.detach())
+        return float(value.item())
     import torch
 
     host = torch.empty((), dtype=torch.float32, pin_memory=True)

@@ -19,6 +19,10 @@ log = logging.getLogger("trainwarden.launcher")
 WORLD_VERBS = ("generation", "members", "rendezvous_id")
 
 
+class BadArgument(Exception):
+    """An argument of a command that cannot be meant; the text names it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A world that the control plane wants."""
@@ -35,24 +39,24 @@ class Order:
 
         Raises
         ------
-        ValueError
+        BadArgument
             Names the argument that is missing or of the wrong kind.
         """
         generation, members, rendezvous_id = (args.get(key) for key in WORLD_VERBS)
         if not isinstance(generation, int) or isinstance(generation, bool):
-            raise ValueError(f"args.generation is {generation!r}, expected a whole number")
+            raise BadArgument(f"args.generation is {generation!r}, expected a whole number")
         if not isinstance(members, list) or not members or not all(isinstance(name, str) for name in members):
-            raise ValueError(f"args.members is {members!r}, expected a list of node names")
+            raise BadArgument(f"args.members is {members!r}, expected a list of node names")
         if len(set(members)) != len(members):
-            raise ValueError(f"args.members names a node twice: {members}")
+            raise BadArgument(f"args.members names a node twice: {members}")
         if not isinstance(rendezvous_id, str) or not rendezvous_id:
-            raise ValueError(f"args.rendezvous_id is {rendezvous_id!r}, expected a text")
+            raise BadArgument(f"args.rendezvous_id is {rendezvous_id!r}, expected a text")
         for key in ("min", "max"):
             if args.get(key, len(members)) != len(members):
-                raise ValueError(f"args.{key} is {args[key]!r}, expected the number of members, {len(members)}")
+                raise BadArgument(f"args.{key} is {args[key]!r}, expected the number of members, {len(members)}")
         limit = args.get("max_step")
         if limit is not None and not isinstance(limit, int):
-            raise ValueError(f"args.max_step is {limit!r}, expected a whole number")
+            raise BadArgument(f"args.max_step is {limit!r}, expected a whole number")
         return cls(generation, list(members), rendezvous_id, limit, str(args.get("reason", "")))
 
 
@@ -158,7 +162,7 @@ class Supervisor:
             return _answer("refused", f"the launcher does not know the verb {verb!r}")
         try:
             return action(args)
-        except ValueError as error:
+        except BadArgument as error:
             return _answer("refused", f"{error}")
 
     def _world(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +186,7 @@ class Supervisor:
     def _kill(self, args: dict[str, Any]) -> dict[str, Any]:
         rank = args.get("rank")
         if not isinstance(rank, int):
-            raise ValueError(f"args.rank is {rank!r}, expected the number of a rank")
+            raise BadArgument(f"args.rank is {rank!r}, expected the number of a rank")
         pid = self.workers.kill(rank)
         if pid is None:
             return _answer("refused", f"no live worker of rank {rank} on node {self.options.node}")
@@ -199,14 +203,14 @@ class Supervisor:
         if phase == "commit":
             return self._commit(expected, args.get("step"), deadline_s)
         if phase is not None:
-            raise ValueError(f"args.phase is {phase!r}, expected arm or commit")
+            raise BadArgument(f"args.phase is {phase!r}, expected arm or commit")
         if len(self.shared.members) > 1:
             return _answer("refused", "the job spans several nodes; use phase arm on all of them, then phase commit")
         return self._save_alone(expected, deadline_s)
 
     def _commit(self, expected: list[int], step: object, deadline_s: float) -> dict[str, Any]:
         if not isinstance(step, int):
-            raise ValueError(f"args.step is {step!r}, expected the number of a step")
+            raise BadArgument(f"args.step is {step!r}, expected the number of a step")
         result = self.trainers.commit(expected, step, deadline_s)
         why = commit_failure(result)
         return _answer("failed" if why else "done", why or f"all ranks saved step {step}", result)

@@ -19,9 +19,10 @@ from trainwarden_hook.commands import Command, Gate
 from trainwarden_hook.launcher_process import LauncherProcess
 from trainwarden_hook.lines import Link, Listener, Message
 from trainwarden_hook.peers import Peer
-from trainwarden_hook.supervisor import Order
+from trainwarden_hook.supervisor import BadArgument, Order
 from trainwarden_hook.warden_http import Server
 from trainwarden_hook.warden_state import Memory, StateFile
+from trainwarden_hook.wire import Sender
 
 log = logging.getLogger("trainwarden.warden")
 ACK_TIMEOUT_S = 2.0
@@ -42,7 +43,7 @@ class Warden:
         Starts and stops the launcher.
     """
 
-    def __init__(self, memory: Memory, file: StateFile, secret: bytes, process: LauncherProcess, run_dir: str) -> None:
+    def __init__(self, memory: Memory, file: StateFile, secret: bytes, process: LauncherProcess) -> None:
         self.memory = memory
         self._process = process
         self.gate = Gate(secret, memory, file, self.execute, time.time_ns)
@@ -54,6 +55,17 @@ class Warden:
         self._deaths = 0
         self._started_at = 0.0
         self.wake = threading.Event()
+        self._listener: Listener | None = None
+        self._sender = Sender(os.environ.get("TRAINWARDEN_SOCKET") or None)
+
+    def listen(self, run_dir: str) -> None:
+        """Open the socket that launchers report to.
+
+        Raises
+        ------
+        OSError
+            It cannot be made in ``run_dir``.
+        """
         self._listener = Listener(os.path.join(run_dir, "warden.sock"), self._serve)
 
     # -- the launcher's link
@@ -113,7 +125,7 @@ class Warden:
     def _world(self, args: dict[str, Any]) -> Answer:
         try:
             order = Order.parse(args)
-        except ValueError as error:
+        except BadArgument as error:
             return _answer("refused", str(error))
         if self.memory.order and order.generation < self.memory.order["generation"]:
             newest = self.memory.order["generation"]
@@ -228,6 +240,8 @@ class Warden:
 
     def _ended(self, code: int) -> None:
         log.warning("the launcher ended with %d", code)
+        if code not in {0, 1, 2} and not self._ending:
+            self._report_lost_workers()
         if code == 0 and not self._ending:
             self.gate.persist(lambda memory: setattr(memory, "finished", True))
         elif code in {1, 2}:
@@ -238,6 +252,15 @@ class Warden:
             self._back_off()
         if not self._should_run():
             segments.unlink_all(self.memory.job, self.memory.node)
+
+    def _report_lost_workers(self) -> None:
+        """A launcher that dies takes its workers along and cannot report them itself."""
+        for rank in self._told.get("ranks", []):
+            if rank.get("alive"):
+                self._sender.send("exit", {
+                    "job": self.memory.job, "generation": self._told.get("generation"), "node": self.memory.node,
+                    "rank": rank["rank"], "pid": rank["pid"], "exit_code": -int(signal.SIGKILL), "at_ns": time.time_ns(),
+                })
 
     def _back_off(self) -> None:
         if time.monotonic() - self._started_at > WELL_S:
@@ -251,7 +274,8 @@ class Warden:
         self._ending = True
         self._process.stop()
         segments.unlink_all(self.memory.job, self.memory.node)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self.wake.set()
 
 
@@ -322,10 +346,10 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
     run_dir = os.path.abspath(given.run_dir)
     process = LauncherProcess(launcher, given.node, given.job, run_dir)
     address = parse_endpoint(given.listen, "--listen")
-    warden: Warden | None = None
-    server = Server(address, lambda body, sig: _need(warden).gate.handle(body, sig), lambda: _need(warden).status())
+    warden = Warden(memory, file, secret, process)
+    server = Server(address, warden.gate.handle, warden.status)
     try:
-        warden = Warden(memory, file, secret, process, run_dir)
+        warden.listen(run_dir)
     except OSError as error:
         raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
     ended = threading.Event()
@@ -341,12 +365,6 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
     keeper.join()
     server.server_close()
     return 0
-
-
-def _need(warden: Warden | None) -> Warden:
-    if warden is None:
-        raise RuntimeError("the warden is still starting")
-    return warden
 
 
 def _make_run_dir(path: str) -> None:

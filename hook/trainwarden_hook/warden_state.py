@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -41,6 +42,11 @@ class StateFile:
             raise UsageError(f"cannot create the state directory {folder}: {error.strerror}") from error
         if not os.access(folder, os.W_OK):
             raise UsageError(f"no permission to write in the state directory {folder}")
+        self._lock = open(os.path.join(folder, "lock"), "w", encoding="utf-8")  # noqa: SIM115
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"another warden uses the state directory {folder}; stop it first") from error
 
     def load(self, node: str, job: str) -> Memory:
         """The stored memory, or a new one.

@@ -70,10 +70,15 @@ class Sender:
 
     def send(self, kind: str, fields: Mapping[str, object]) -> bool:
         """Send one datagram; ``False`` when it was dropped."""
+        return self._socket is not None and self.send_body(encode(kind, fields))
+
+    def send_body(self, body: bytes) -> bool:
+        """Send a datagram that is encoded already (it ends in ``}``); ``False`` when it was dropped."""
         if self._socket is None or self._address is None:
             return False
         waiting = self._unreported
-        body = encode(kind, {**fields, "dropped": waiting} if waiting else fields)
+        if waiting:
+            body = b'%b,"dropped":%d}' % (body[:-1], waiting)
         try:
             self._socket.sendto(body, socket.MSG_DONTWAIT, self._address)
         except OSError:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server import WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
-from trainwarden_hook.elastic import Agent, FreeRendezvous, Interrupted, OrderedRendezvous
+from trainwarden_hook.elastic import Agent, CalledOff, FreeRendezvous, Interrupted, OrderedRendezvous
 from trainwarden_hook.lines import connect
 from trainwarden_hook.peers import Peer
 from trainwarden_hook.supervisor import Order, Supervisor
@@ -182,12 +182,12 @@ class Runner:
         return order
 
     def _order_wait_s(self, outcome: str) -> float:
-        if self._warden is None:
+        if self._warden is None or outcome == "called-off":
             return 0.0
         return self._options.order_timeout_s if self._warden.up else WARDEN_LOST_WAIT_S
 
     def _run_world(self, order: Order | None) -> str:
-        """One world: ``finished``, ``failed``, ``lonely`` (the others did not come) or ``interrupted``."""
+        """One world: ``finished``, ``failed``, ``lonely`` (nobody came), ``called-off`` or ``interrupted``."""
         try:
             meeting = self._meet_ordered(order) if order else self._meet_freely()
             agent = self._agent(meeting, order)
@@ -195,6 +195,9 @@ class Runner:
             return "finished" if result.state == WorkerState.SUCCEEDED else "failed"
         except Interrupted:
             return "interrupted"
+        except CalledOff:
+            log.info("another node goes on without orders; joining it")
+            return "called-off"
         except (TimeoutError, ConnectionError, RendezvousError, dist.DistError) as error:
             log.warning("the world did not come together: %s", str(error).splitlines()[0])
             return "lonely"

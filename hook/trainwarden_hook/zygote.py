@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import json
 import os
 import runpy
@@ -132,11 +133,11 @@ def _loop(channel: socket.socket, run_worker: Callable[[Request], None]) -> None
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([channel, wake_read], [], [])
+        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
         _reap(channel)
-        if channel in ready and not _accept(channel, (wake_read, wake_write), run_worker):
+        if channel.fileno() in ready and not _accept(channel, (wake_read, wake_write), run_worker):
             return
 
 
@@ -212,6 +213,10 @@ def _redirect(request: Request) -> None:
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(target, descriptor)
             os.close(target)
+    for stream in (sys.stdout, sys.stderr):
+        # A killed worker must not take its last lines with it.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def run_script(request: Request) -> None:

@@ -9,9 +9,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
 import trainwarden_hook as tw
+from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
