@@ -74,7 +74,9 @@ class Pattern:
         groups = clean(found.groupdict())
         key = message_of(line) if self.fold is None else "\x1f".join(groups.get(name, "") for name in self.fold)
         code = self.code.format_map(groups)
-        return Hit(self.name, code, self._severity(line, groups), groups, f"{code}\x1f{key}")
+        severity = self._severity(line, groups)
+        # the severity is part of the key: a fatal line is never folded into a harmless one of the same code
+        return Hit(self.name, code, severity, groups, "\x1f".join((code, severity, key)))
 
     def _severity(self, line: str, groups: Mapping[str, str]) -> str:
         value = groups.get(self.by, "")

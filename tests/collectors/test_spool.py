@@ -1,0 +1,289 @@
+"""The spool: order, acknowledgement, thinning by value, and crashes at any system call."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectors import spool as spool_module
+from collectors.spool import Entry, Spool, Value
+from trainwarden.errors import UsageError
+from trainwarden.selfmetrics import Metrics
+
+LIMIT = 256 * 1024
+
+
+def entry(number: int, value_class: Value = Value.TICK, size: int = 100) -> Entry:
+    return Entry(value_class, number, "tw.ticks", b"key", number.to_bytes(8, "big").ljust(size, b"."))
+
+
+def number_of(held: spool_module.Held) -> int:
+    return int.from_bytes(held.entry.value[:8], "big")
+
+
+def make(path: Path, limit: int = LIMIT, metrics: Metrics | None = None) -> Spool:
+    return Spool(path / "spool", limit, metrics or Metrics("test"))
+
+
+def drain(spool: Spool) -> list[int]:
+    numbers: list[int] = []
+    while held := spool.peek(7):
+        numbers += [number_of(item) for item in held]
+        spool.acknowledge(held[-1].place)
+    return numbers
+
+
+def test_entries_come_back_in_order_and_are_gone_when_acknowledged(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    assert all(spool.append(entry(n)) for n in range(20))
+    assert drain(spool) == list(range(20))
+    assert spool.peek() == []
+    assert spool.size_bytes == 0
+    assert spool.append(entry(20))
+    assert drain(spool) == [20]
+
+
+def test_what_is_not_acknowledged_is_given_again(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(10):
+        spool.append(entry(n))
+    spool.acknowledge(spool.peek(4)[-1].place)
+    spool.peek(3)
+    spool.release()
+    assert [number_of(h) for h in spool.peek(3)] == [4, 5, 6]
+
+
+def test_a_restart_continues_after_the_last_acknowledgement(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(500):
+        spool.append(entry(n))
+    spool.acknowledge(spool.peek(123)[-1].place)
+    spool.close()
+    again = make(tmp_path)
+    again.append(entry(500))
+    assert drain(again) == list(range(123, 501))
+
+
+def test_a_torn_tail_is_cut_and_the_rest_kept(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(5):
+        spool.append(entry(n))
+    spool.close()
+    segment = next((tmp_path / "spool").glob("*.seg"))
+    os.truncate(segment, segment.stat().st_size - 3)
+    again = make(tmp_path)
+    again.append(entry(9))
+    assert drain(again) == [0, 1, 2, 3, 9]
+
+
+def test_a_stale_position_never_skips_later_entries(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(10):
+        spool.append(entry(n))
+    spool.acknowledge(spool.peek(5)[-1].place)
+    position = (tmp_path / "spool" / "cursor").read_bytes()
+    assert drain(spool) == [5, 6, 7, 8, 9]
+    assert not (tmp_path / "spool" / "cursor").exists()
+    for n in range(20, 30):
+        spool.append(entry(n))
+    spool.close()
+    assert position  # it pointed into the middle of what is now entries 20..29
+    assert drain(make(tmp_path)) == list(range(20, 30))
+
+
+def test_a_full_spool_thins_old_ticks_first_and_keeps_steps_and_logs(tmp_path: Path) -> None:
+    metrics = Metrics("test")
+    spool = make(tmp_path, metrics=metrics)
+    kinds = {n: Value.LOG if n % 10 == 0 else Value.STEP if n % 10 == 5 else Value.TICK for n in range(4000)}
+    for n, kind in kinds.items():
+        spool.append(entry(n, kind))
+    assert spool.size_bytes <= LIMIT
+    kept = drain(spool)
+    assert kept == sorted(kept)
+    assert [n for n in kinds if kinds[n] != Value.TICK] == [n for n in kept if kinds[n] != Value.TICK]
+    ticks = [n for n in kept if kinds[n] == Value.TICK]
+    old, new = sum(n < 2000 for n in ticks), sum(n >= 2000 for n in ticks)
+    assert 0 < old < new
+    assert metrics.value("tw_spool_dropped_total", topic="tw.ticks") == len(kinds) - len(kept)
+
+
+def test_logs_are_the_last_to_go(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(6000):
+        spool.append(entry(n, Value.LOG if n % 10 == 0 else Value.STEP))
+    kept = drain(spool)
+    assert [n for n in kept if n % 10 == 0] == list(range(0, 6000, 10))
+    assert len(kept) < 6000
+
+
+def test_lent_entries_are_not_thinned_under_the_sender(tmp_path: Path) -> None:
+    spool = make(tmp_path)
+    for n in range(200):
+        spool.append(entry(n))
+    lent = spool.peek(20)
+    for n in range(200, 6000):
+        spool.append(entry(n))
+    spool.acknowledge(lent[-1].place)
+    assert [number_of(h) for h in spool.peek(5)] == [20, 21, 22, 23, 24]
+
+
+def test_two_agents_do_not_share_a_spool(tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(UsageError, match="belongs to a running collector"):
+        make(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot be used"):
+        make(tmp_path)
+
+
+class FullDisk:
+    """os.write that fails while the disk is full; everything else is the real os."""
+
+    def __init__(self) -> None:
+        self.full = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if self.full:
+            os.write(descriptor, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return os.write(descriptor, data)
+
+
+def test_a_full_disk_keeps_the_newest_in_memory_and_writes_them_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics("test")
+    spool = make(tmp_path, metrics=metrics)
+    assert spool.append(entry(0))
+    disk = FullDisk()
+    monkeypatch.setattr(spool_module, "os", disk)
+    assert not spool.append(entry(1))
+    assert not spool.append(entry(2, Value.LOG))
+    assert spool.disk_full
+    disk.full = False
+    assert spool.append(entry(3))
+    assert not spool.disk_full
+    assert drain(spool) == [0, 1, 2, 3]
+
+
+def test_a_disk_that_stays_full_drops_ticks_before_logs_and_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics("test")
+    spool = make(tmp_path, metrics=metrics)
+    monkeypatch.setattr(spool_module, "os", FullDisk())
+    for n in range(30):
+        spool.append(entry(n, Value.LOG if n % 10 == 0 else Value.TICK, size=100_000))
+    kept = drain(spool)
+    assert [n for n in kept if n % 10 == 0] == [0, 10, 20]
+    assert metrics.value("tw_spool_dropped_total", topic="tw.ticks") == 30 - len(kept)
+    assert len(kept) == 10
+
+
+# --- crashes at any system call -----------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+@dataclass
+class Mortal:
+    """The os module of a process that dies at its n-th changing call; a write then got through in part."""
+
+    calls_left: int
+    torn: int
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        return self._counted(name, real) if name in ("write", "ftruncate", "unlink", "rename", "open", "truncate") else real
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                if name == "write":
+                    os.write(given[0], given[1][: self.torn % (len(given[1]) + 1)])
+                raise Killed
+            return real(*given, **named)
+
+        return call
+
+
+OPERATIONS = st.lists(
+    st.one_of(st.tuples(st.just("append"), st.integers(1, 30)), st.tuples(st.just("send"), st.integers(1, 40))), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS, calls=st.integers(0, 200), torn=st.integers(0, 2000))
+def test_a_kill_at_any_call_loses_nothing_that_was_kept(operations: list[tuple[str, int]], calls: int, torn: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder)
+        spool = make(path, limit=16 * 1024 * 1024)
+        spool._segment_bytes = 2000  # many segments, so that rolling and deleting are crossed too
+        kept: list[int] = []
+        delivered: set[int] = set()
+        patch.setattr(spool_module, "os", Mortal(calls, torn))
+        try:
+            act(spool, operations, kept, delivered)
+        except Killed:
+            pass
+        patch.undo()
+        os.close(spool._owner)  # the kernel frees the lock of a dead process
+        second_life = make(path, limit=16 * 1024 * 1024)
+        for number in range(10_000, 10_040):
+            assert second_life.append(entry(number))
+            kept.append(number)
+        second_life.close()
+        found = drain(make(path, limit=16 * 1024 * 1024))
+        assert [n for n in found if n in set(kept)] == [n for n in kept if n in set(found)], "order changed"
+        assert set(kept) - delivered <= set(found), "an entry that was kept and not delivered is gone"
+        assert len(found) == len(set(found))
+
+
+def act(spool: Spool, operations: list[tuple[str, int]], kept: list[int], delivered: set[int]) -> None:
+    number = 0
+    for name, count in operations:
+        if name == "append":
+            for _ in range(count):
+                number += 1
+                if spool.append(entry(number)):
+                    kept.append(number)
+        elif held := spool.peek(count):
+            delivered.update(number_of(h) for h in held)
+            spool.acknowledge(held[-1].place)
+
+
+@settings(max_examples=15, deadline=None)
+@given(calls=st.integers(0, 120), torn=st.integers(0, 5000))
+def test_a_kill_while_thinning_loses_no_log(calls: int, torn: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder)
+        spool = make(path)
+        for n in range(1500):
+            spool.append(entry(n, Value.LOG if n % 20 == 0 else Value.TICK))
+        patch.setattr(spool_module, "os", Mortal(calls, torn))
+        logs = list(range(0, 1500, 20))
+        try:
+            for n in range(1500, 2500):
+                if spool.append(entry(n, Value.LOG if n % 20 == 0 else Value.TICK)) and n % 20 == 0:
+                    logs.append(n)
+        except Killed:
+            pass
+        patch.undo()
+        os.close(spool._owner)
+        found = drain(make(path))
+        assert found == sorted(found)
+        assert set(logs) <= set(found)
