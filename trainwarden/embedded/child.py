@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainwarden.errors import UnavailableError
 
 _TAIL_BYTES = 4096
+_WATCH_S = 0.5
 
 
 class Child:
@@ -99,3 +101,17 @@ class Child:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             pass  # it ended between the check and the signal; wait() reaps it
+
+
+def wait_until_stopped(stop: threading.Event, died: Callable[[], str | None]) -> None:
+    """Wait for `stop`, watching that a child lives.
+
+    Raises
+    ------
+    UnavailableError
+        The child ended by itself.
+    """
+    while not stop.wait(_WATCH_S):
+        reason = died()
+        if reason is not None:
+            raise UnavailableError(reason)

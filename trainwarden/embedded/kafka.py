@@ -7,17 +7,21 @@ people directly; this module starts the same script and waits, stops, crashes an
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from trainwarden.clock import Clock
-from trainwarden.embedded.child import Child
+from trainwarden.embedded.child import Child, wait_until_stopped
 from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
 from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
 from trainwarden.errors import UnavailableError
+
+log = logging.getLogger("trainwarden.embedded.kafka")
 
 CACHE_ENV = "TRAINWARDEN_CACHE"
 SCRIPTS_ENV = "TRAINWARDEN_KAFKA_SCRIPTS"
@@ -114,6 +118,8 @@ class ApacheKafka:
         Everything of the node; made and formatted when empty. Its output goes to ``kafka.log`` in it.
     port
         TCP port for clients; None takes a free one, which a restart keeps.
+    host
+        Address to listen on. Where it is not the one that clients use (0.0.0.0), set $KAFKA_ADVERTISED_HOST.
     clock
         Used while waiting for the node.
 
@@ -124,8 +130,10 @@ class ApacheKafka:
     ...     kafka.start()
     """
 
-    def __init__(self, data_dir: Path, port: int | None = None, clock: Clock | None = None) -> None:
-        self.host = LOOPBACK
+    def __init__(
+        self, data_dir: Path, port: int | None = None, host: str = LOOPBACK, clock: Clock | None = None
+    ) -> None:
+        self.host = host
         self.data_dir = data_dir
         self.port = port if port is not None else free_port()
         self._controller_port = free_port()
@@ -165,8 +173,8 @@ class ApacheKafka:
         require_free_port(self.host, self.port, "Apache Kafka")
         require_free_port(self.host, self._controller_port, "Kafka's controller")
         argv = ["sh", str(find_start_script()), str(self.data_dir), str(self.port)]
-        controller = {"KAFKA_CONTROLLER_PORT": str(self._controller_port)}
-        self._child = child = Child("Apache Kafka", argv, self.log_path, {**_environment(), **controller})
+        more = {"KAFKA_CONTROLLER_PORT": str(self._controller_port), "KAFKA_HOST": self.host}
+        self._child = child = Child("Apache Kafka", argv, self.log_path, {**_environment(), **more})
         try:
             return wait_for_broker(self.host, self.port, timeout_s=timeout_s, died=child.died, clock=self._clock)
         except BaseException:
@@ -210,3 +218,17 @@ class ApacheKafka:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def serve(host: str, port: int, directory: Path, stop: threading.Event) -> None:
+    """Run a node in the foreground until `stop` is set; for a command.
+
+    Raises
+    ------
+    UnavailableError
+        It cannot be had or started, or it ended by itself.
+    """
+    log.info("looking for Java and Kafka's artifacts in %s (the first time 45 MB are fetched)", cache_dir())
+    with ApacheKafka(directory, port, host) as node:
+        log.info("Apache Kafka on %s, data in %s", node.bootstrap, directory)
+        wait_until_stopped(stop, node.died)

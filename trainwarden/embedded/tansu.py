@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from trainwarden.clock import Clock
-from trainwarden.embedded.child import Child
+from trainwarden.embedded.child import Child, wait_until_stopped
 from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
 from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
 from trainwarden.errors import UnavailableError
@@ -33,7 +33,6 @@ LIMITS = (
 BINARY_ENV = "TRAINWARDEN_TANSU"
 _START_TIMEOUT_S = 15.0
 _STOP_GRACE_S = 3.0
-_WATCH_S = 0.5
 
 
 def find_tansu() -> Path:
@@ -182,19 +181,14 @@ class TansuBroker:
         self.stop()
 
 
-def serve(log_path: Path, port: int, say: Callable[[str], None], stop: threading.Event) -> int:
+def serve(log_path: Path, port: int, say: Callable[[str], None], stop: threading.Event) -> None:
     """Run a broker in the foreground until `stop` is set; for a command.
 
-    Returns
-    -------
-    int
-        0 after a requested stop, 1 when the broker ended by itself.
+    Raises
+    ------
+    UnavailableError
+        It cannot be started, or it ended by itself.
     """
     with TansuBroker(log_path, port) as broker:
         say(f"Kafka protocol on {broker.bootstrap}. {LIMITS}")
-        while not stop.wait(_WATCH_S):
-            reason = broker.died()
-            if reason is not None:
-                say(reason)
-                return 1
-    return 0
+        wait_until_stopped(stop, broker.died)
