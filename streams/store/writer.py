@@ -36,6 +36,8 @@ IDLE_POLL_S = 0.25
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 REREAD_IDLE_POLLS = 30
 DONE_NOTE_AFTER_S = 2.0
+MEMBER_FOR_S = 3.0
+"""Well under the bus's session time-out of 6 s."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class StoreWriter:
         self._done: list[Batch] = []
         self._done_ns = 0
         self._retry_s = 0.0
+        self._member_at_ns = (-(2**63), -(2**63))
 
     def cycle(self) -> int:
         """Read what is there and write a batch when one is due; returns the rows written.
@@ -175,7 +178,7 @@ class StoreWriter:
             batch = Batch(uuid.uuid4().hex[:16], tuple(range_of(messages) for _, messages in sorted(self._buffer.items())))
             self._journal.write([*((done, State.DONE) for done in self._done), (batch, State.INTENDED)])
             self._done.clear()
-            if rivals := self._journal.rivals(batch):
+            if self._may_have_rivals() and (rivals := self._journal.rivals(batch)):
                 self._withdraw(batch, rivals)
                 return 0
             written = self._insert(batch, [m for _, messages in sorted(self._buffer.items()) for m in messages])
@@ -183,7 +186,19 @@ class StoreWriter:
         if self._uncommitted:
             self._subscriber.commit()
             self._uncommitted = False
+            self._member_at_ns = self._instants()
         return written
+
+    def _instants(self) -> tuple[int, int]:
+        return self._clock.monotonic_ns(), self._clock.now_ns()
+
+    def _may_have_rivals(self) -> bool:
+        """Whether another member may have been given our partitions without our knowing.
+
+        A commit that went well a moment ago says no: sessions last longer. Both clocks are asked, since a machine that was suspended
+        has lost time on one of them.
+        """
+        return max(now - then for now, then in zip(self._instants(), self._member_at_ns, strict=True)) > MEMBER_FOR_S * NS_PER_S
 
     def _insert(self, batch: Batch, messages: Sequence[Message]) -> int:
         written = self._inserter.insert(batch.batch_id, messages)
