@@ -55,7 +55,8 @@ class Tail:
         if self._descriptor < 0:
             return self._resume
         offset = self._offset - len(self._partial)
-        return Position(*self._identity, offset, len(self._head), _hash(self._head))
+        head = self._head[:offset]
+        return Position(*self._identity, offset, len(head), _hash(head))
 
     def poll(self, max_bytes: int) -> list[str]:
         """Complete lines added since the last call, at most about `max_bytes`. Raises `OSError` when the path cannot be read."""
@@ -63,8 +64,9 @@ class Tail:
             return []
         if self._unchanged():
             return []
+        before = (self._offset, self.truncations)
         lines = self._read(max_bytes)
-        if lines:
+        if (self._offset, self.truncations) != before:
             self._quiet = 0
             return lines
         if self._replaced():
