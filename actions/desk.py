@@ -13,7 +13,7 @@ import msgspec
 from actions import planner
 from actions.backends.base import Backend
 from actions.journal import Journal
-from actions.ledger import Row, StoredPlan
+from actions.ledger import Row, StoredPlan, step_row
 from actions.planner import PlannerSettings
 from actions.rails.base import Rail, Refusal, first_refusal
 from actions.rails.breaker import LATCH
@@ -167,7 +167,8 @@ class Desk:
             self.journal.add_plan(plan, signature, [Row.of(plan, ActionStatus.SKIPPED, f"mode observe: {plan.reason}")])
         elif plan.mode is Mode.RECOMMEND:
             note = {"would_be_refused": f"{refusal.rail}: {refusal.reason}"} if refusal else {}
-            self.journal.add_plan(plan, signature, [Row.of(plan, ActionStatus.RECOMMENDED, plan.reason, **note)])
+            rows = [step_row(plan, step, ActionStatus.RECOMMENDED) for step in plan.steps]
+            self.journal.add_plan(plan, signature, [*rows, Row.of(plan, ActionStatus.RECOMMENDED, plan.reason, **note)])
         elif refusal is not None:
             self._deny(plan, signature, refusal)
         elif plan.mode is Mode.APPROVE:
@@ -184,12 +185,11 @@ class Desk:
             self._again_ns[plan.incident_id] = refusal.retry_at_ns
         if self._refused_by.get(plan.incident_id) == (refusal.rail, signature):
             return
-        self._refused_by[plan.incident_id] = (refusal.rail, signature)
         self._latch(refusal)
-        page = {"page": "1"} if refusal.page else {}
-        self.journal.add_plan(
-            plan, signature, [Row.of(plan, ActionStatus.DENIED, refusal.reason, refusal.rail, **page)]
-        )
+        marks = {name: "1" for name, on in (("page", refusal.page), ("retry", refusal.retry_at_ns > 0)) if on}
+        row = Row.of(plan, ActionStatus.DENIED, refusal.reason, refusal.rail, **marks)
+        self.journal.add_plan(plan, signature, [row])
+        self._refused_by[plan.incident_id] = (refusal.rail, signature)
         LOG.warning("plan %s is refused by %s: %s", plan.plan_id, refusal.rail, refusal.reason)
 
     def _refusal(self, plan: Plan) -> Refusal | None:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from actions.backends.base import Backend, Order, Outcome
 from actions.capacity import Hold, choose_members
 from actions.fences import PendingFences
 from actions.journal import Journal
-from actions.ledger import LeaseLost, LedgerError, Row
+from actions.ledger import LeaseLost, LedgerError, Row, step_row
 from actions.rails.base import Rail, Refusal, first_refusal
 from actions.verify import Verification, verify
 from actions.watch import Watch
@@ -32,7 +34,7 @@ HEAD_START_S = 0.3
 """How long isolating may take before the others are told to go on without the node."""
 RESTART_ROUNDS = 2
 """A member that does not answer is left out once; a second silence is for a person."""
-_ENDED = (ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.SKIPPED)
+_ENDED = (ActionStatus.DONE, ActionStatus.FAILED, ActionStatus.SKIPPED, ActionStatus.WAITING)
 
 
 class _Stop(Exception):
@@ -171,11 +173,11 @@ class Executor:
                 outcome = Outcome("done", f"{outcome.reason}; the node is excluded all the same")
             if outcome.status == "pending":
                 self._fences.add(plan, step)
-            elif outcome.status != "done":
+            elif outcome.status == "done":
+                self._write(plan, step, ActionStatus.DONE, outcome.reason, **outcome.detail)
+            else:
                 self._write(plan, step, ActionStatus.FAILED, outcome.reason)
                 raise _Stop(ActionStatus.FAILED, f"{step.target} could not be isolated: {outcome.reason}")
-            fence = {"fence": "pending"} if outcome.status == "pending" else {}
-            self._write(plan, step, ActionStatus.DONE, outcome.reason, **{**outcome.detail, **fence})
 
     def _return_node(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
         if begun is None:
@@ -191,7 +193,7 @@ class Executor:
         silent: tuple[str, ...] = ()
         outcome = Outcome("failed", "not tried")
         for number in range(1, RESTART_ROUNDS + 1):
-            round_step = step if number == 1 else replace(step, key=f"{step.key}.{number}")
+            round_step = step if number == 1 else msgspec.structs.replace(step, key=f"{step.key}.{number}")
             intent = self._intent(plan, round_step, silent)
             outcome = self._backend.restart(
                 self._order(plan, round_step.key),
@@ -202,8 +204,12 @@ class Executor:
             if outcome.status == "done" or not outcome.silent or outcome.status == "refused":
                 break
             silent = tuple({*silent, *outcome.silent})
-            self._write(plan, round_step, ActionStatus.FAILED, outcome.reason) if number < RESTART_ROUNDS else None
-        self._close_restart(plan, round_step, outcome)
+            if number < RESTART_ROUNDS:
+                self._write(plan, round_step, ActionStatus.FAILED, outcome.reason)
+        try:
+            self._close_isolations(plan)
+        finally:
+            self._close_restart(plan, round_step, outcome)
 
     def _close_restart(self, plan: Plan, step: PlanStep, outcome: Outcome) -> None:
         if outcome.status == "done":
@@ -233,12 +239,23 @@ class Executor:
         ).detail
 
     def _choose(self, plan: Plan, job: JobState, silent: tuple[str, ...]) -> tuple[str, ...]:
+        self._ask_breaker(plan, silent)
         back = tuple(step.target for step in plan.steps if step.verb is Verb.RETURN_NODE)
         without = (*isolated_by(plan), *silent)
         chosen = choose_members(job, without, self._settings.min_nodes, self._settings.node_unit, back)
         if isinstance(chosen, Hold):
             raise _Stop(self._give_back(plan), chosen.reason, "capacity")
         return chosen
+
+    def _ask_breaker(self, plan: Plan, silent: tuple[str, ...]) -> None:
+        """Leaving silent members out is isolating them by another name, so the breaker has its say."""
+        if not silent:
+            return
+        steps = tuple(PlanStep(Verb.ISOLATE, node, "") for node in silent)
+        wider = msgspec.structs.replace(plan, steps=(*steps, *plan.steps))
+        refusal = first_refusal([rail for rail in self._rails if rail.name == "breaker"], wider, self._world_of(plan))
+        if refusal is not None:
+            raise _Stop(ActionStatus.FAILED, f"{', '.join(silent)} did not answer and {refusal.reason}", refusal.rail)
 
     def _give_back(self, plan: Plan) -> ActionStatus:
         """The job cannot run without the nodes that this plan took out: better a sick node than none."""
@@ -282,7 +299,7 @@ class Executor:
 
     def _write(self, plan: Plan, step: PlanStep, status: ActionStatus, reason: str, /, **detail: str) -> Row:
         begun = next((r for r in self._written(plan).get(step.key, []) if r.status is ActionStatus.STARTED), None)
-        row = replace(Row.of(plan, status, reason, **detail), key=step.key, verb=step.verb.value, target=step.target)
+        row = step_row(plan, step, status, reason, **detail)
         return self._journal.add(replace(row, started_at_ns=begun.at_ns if begun else 0))
 
     def _written(self, plan: Plan) -> dict[str, list[Row]]:

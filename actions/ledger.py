@@ -16,13 +16,13 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actions.lease import Holder, is_gone
 from trainwarden.clock import NS_PER_S, Clock
 from trainwarden.errors import TrainwardenError, UnavailableError
-from trainwarden.records import ActionStatus, Mode, Plan, Verb, decode_as, encode
+from trainwarden.records import ActionStatus, Mode, Plan, PlanStep, Verb, decode_as, encode
 
 LOG = logging.getLogger("trainwarden.actions.ledger")
 
@@ -104,6 +104,12 @@ class Row:
         return cls(
             plan.plan_id, plan.incident_id, plan.job, status, mode=plan.mode, rail=rail, reason=reason, detail=detail
         )
+
+
+def step_row(plan: Plan, step: PlanStep, status: ActionStatus, reason: str = "", /, **detail: str) -> Row:
+    """A line about one step of a plan."""
+    row = Row.of(plan, status, reason, **detail)
+    return replace(row, key=step.key, verb=step.verb.value, target=step.target)
 
 
 @dataclass(frozen=True)

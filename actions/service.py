@@ -54,10 +54,23 @@ class Parts:
 
 
 class ActionService:
-    """One instance. `start` returns at once; `stop` gives the lease back."""
+    """One instance. `start` returns at once; `stop` gives the lease back.
+
+    Parameters
+    ----------
+    mount
+        Adds the status page to the router.
+    catch_up_s
+        A poll that stays empty for so long means that every incident of the past has been read.
+    """
 
     def __init__(
-        self, parts: Parts, mount: Mount | None = None, holder_name: str = "", lease_s: float = LEASE_S
+        self,
+        parts: Parts,
+        mount: Mount | None = None,
+        holder_name: str = "",
+        lease_s: float = LEASE_S,
+        catch_up_s: float = CAUGHT_UP_POLL_S,
     ) -> None:
         config = parts.config
         self.config, self.clock, self.metrics = config, parts.clock, parts.metrics
@@ -81,10 +94,12 @@ class ActionService:
         )  # fmt: skip
         self._holder = Holder.myself(holder_name)
         self._lease_s = lease_s
+        self._catch_up_s = catch_up_s
         self.leading = False
         self.caught_up = False
         self.state = "starting"
         self._stop = threading.Event()
+        self._stopped = False
         self._running: set[str] = set()
         self._running_lock = threading.Lock()
         self._pending: dict[str, tuple[Incident, Message]] = {}
@@ -117,6 +132,9 @@ class ActionService:
 
     def stop(self) -> None:
         """End the threads, give the lease back, close what was opened. Plans under way are continued by the next leader."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._stop.set()
         for thread in self._threads:
             thread.join(STOP_S)
@@ -203,7 +221,7 @@ class ActionService:
     def _main_loop(self) -> None:
         housekeeping_ns = 0
         while not self._stop.is_set():
-            messages = self._subscriber.poll(POLL_S if self.caught_up else CAUGHT_UP_POLL_S)
+            messages = self._subscriber.poll(POLL_S if self.caught_up else self._catch_up_s)
             for message in messages:
                 self._take(message)
             self.caught_up = self.caught_up or not messages

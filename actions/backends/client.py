@@ -118,8 +118,8 @@ class WardenClient:
         code, value = self._ask("POST", "/v1/command", body, headers, timeout_s)
         status, reason = value.get("status"), str(value.get("reason", ""))
         fence, result = value.get("fence", 0), value.get("result")
-        if code in (401, 400, 409) and status not in _ANSWERS:
-            return Answer("refused", f"{self.node} answered {code}: {reason or value.get('error', 'no reason given')}")
+        if code in (400, 401):
+            return Answer("refused", f"HTTP {code}: {reason or value.get('error', 'no reason given')}")
         if status not in _ANSWERS or value.get("id") != command.id or not isinstance(fence, int):
             raise Unreachable(f"{self.node}: HTTP {code} is no answer to {command.id} ({reason or 'no reason given'})")
         return Answer(str(status), reason, fence, result if isinstance(result, dict) else {})

@@ -37,6 +37,8 @@ class Precondition(Rail):
     def _incident(self, plan: Plan, incident: Incident | None) -> Refusal | None:
         if incident is None:
             return self.refuse(f"incident {plan.incident_id} is not known any more")
+        if incident.superseded_by:
+            return self.refuse(f"incident {plan.incident_id} has become part of {incident.superseded_by}")
         if not is_open(incident):
             return self.refuse(f"incident {plan.incident_id} is {incident.status} since revision {incident.revision}")
         blamed = set(nodes_of(incident.culprits))
