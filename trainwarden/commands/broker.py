@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,7 @@ def run(
     if kind == "tansu":
         from trainwarden.embedded import tansu
 
-        tansu.serve(directory / "broker.log", port, logging.getLogger("broker").info, stop)
+        tansu.serve(host, port, directory, stop)
     elif kind == "kafka":
         from trainwarden.embedded import kafka
 

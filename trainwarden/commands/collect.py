@@ -19,7 +19,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def run(
     config: ConfigOption = None,
-    node: Annotated[str | None, typer.Option(help="name of this node; default: collector.node, else the host name")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="name of this node; default: collector.node, else the host name")
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="root of /proc and /sys")] = None,
     once: Annotated[bool, typer.Option("--once", help="print what the sources read now, publish nothing")] = False,
     log_level: str = "INFO",

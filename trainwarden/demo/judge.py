@@ -105,7 +105,7 @@ def _judge_actions(observed: Observed, expectation: Expectation, injection: Inje
     wanted = [verb for verb in expectation.executed if verb in started or verb not in expectation.optional]
     if started != wanted:
         outcome.failures.append(f"did {started or 'nothing'}, expected {list(expectation.executed) or 'nothing'}")
-    recommended = {r.verb for r in observed.done(ActionStatus.RECOMMENDED)}
+    recommended = {r.verb for r in observed.done(ActionStatus.RECOMMENDED) if r.verb}
     for verb in expectation.recommended:
         if verb not in recommended:
             outcome.failures.append(f"{verb} was not recommended")

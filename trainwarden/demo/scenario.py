@@ -109,6 +109,7 @@ def _inject(cluster: Cluster, observer: Observer, fault: Fault, number: int, rng
     observed = observer.observed
     attempt, node = observed.newest_attempt, cluster.node(number)
     rank = next((r for (a, r), where in observed.node_of_rank.items() if a == attempt and where == node), -1)
+    fault.prepare(cluster, number)
     at_ns = time.time_ns()
     sentence = fault.inject(cluster, number, rng)
     return Injection(fault.name, node, rank, at_ns, observed.last_step, attempt, sentence)

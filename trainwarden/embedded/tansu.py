@@ -12,6 +12,7 @@ Production and the fault tests use Apache Kafka.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -25,6 +26,8 @@ from trainwarden.embedded.child import Child, wait_until_stopped
 from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
 from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
 from trainwarden.errors import UnavailableError
+
+log = logging.getLogger(__name__)
 
 LIMITS = (
     "Tansu keeps all in memory: latest offsets are wrong, retention is ignored, everything is gone at a restart; "
@@ -88,6 +91,8 @@ class TansuBroker:
         TCP port; None takes a free one.
     clock
         Used while waiting for the broker.
+    host
+        Address to listen on and to advertise: clients connect back to it, so it must be one that they can reach.
 
     Examples
     --------
@@ -95,9 +100,9 @@ class TansuBroker:
     ...     print(broker.bootstrap)
     """
 
-    def __init__(self, log_path: Path, port: int | None = None, clock: Clock | None = None) -> None:
-        self.host = LOOPBACK
-        self.port = port if port is not None else free_port()
+    def __init__(self, log_path: Path, port: int | None = None, clock: Clock | None = None, host: str = LOOPBACK) -> None:
+        self.host = host
+        self.port = port if port is not None else free_port(host)
         self._log_path = log_path
         self._clock = clock
         self._child: Child | None = None
@@ -181,14 +186,14 @@ class TansuBroker:
         self.stop()
 
 
-def serve(log_path: Path, port: int, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Run a broker in the foreground until `stop` is set; for a command.
+def serve(host: str, port: int, directory: Path, stop: threading.Event) -> None:
+    """Run a broker in the foreground until `stop` is set; for a command. Its output goes to `directory`/tansu.log.
 
     Raises
     ------
     UnavailableError
         It cannot be started, or it ended by itself.
     """
-    with TansuBroker(log_path, port) as broker:
-        say(f"Kafka protocol on {broker.bootstrap}. {LIMITS}")
+    with TansuBroker(directory / "tansu.log", port, host=host) as broker:
+        log.info("Kafka protocol on %s. %s", broker.bootstrap, LIMITS)
         wait_until_stopped(stop, broker.died)

@@ -45,6 +45,10 @@ class Fault(ABC):
     without_us: ClassVar[str] = ""
     """How long plain torchrun would have stood: a sentence, or empty when it is computed from the run."""
 
+    def prepare(self, cluster: Cluster, number: int) -> None:
+        """Look before hurting (measure, check a permission); the fault's time begins after it."""
+        del cluster, number
+
     @abstractmethod
     def inject(self, cluster: Cluster, number: int, rng: random.Random) -> str:
         """Hurt node `number`; returns one sentence of what was done."""

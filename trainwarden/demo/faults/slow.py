@@ -7,6 +7,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import ClassVar
 
 from trainwarden.demo.cluster import Cluster
@@ -14,8 +16,12 @@ from trainwarden.demo.faults.base import Expectation, Fault
 from trainwarden.demo.groups import ControlGroup
 
 
+MIN_SHARE = 0.01
+MEASURE_S = 1.0
+
+
 class Slow(Fault):
-    """CPU quota of a tenth of a core by cgroup where permitted, else three busy processes on the rank's own core."""
+    """CPU quota of a third of what the rank uses, by cgroup where permitted, else five busy processes on the rank's own core."""
 
     name: ClassVar[str] = "slow"
     help: ClassVar[str] = "one rank loses CPU"
@@ -26,15 +32,20 @@ class Slow(Fault):
     def __init__(self) -> None:
         self._group: ControlGroup | None = None
         self._burners: list[subprocess.Popen[bytes]] = []
+        self._used = 0.0
+
+    def prepare(self, cluster: Cluster, number: int) -> None:
+        self._used = cores_used(cluster.trainer_pid(number))
 
     def inject(self, cluster: Cluster, number: int, rng: random.Random) -> str:
-        pid, share = cluster.trainer_pid(number), rng.choice((0.08, 0.10, 0.12))
+        pid = cluster.trainer_pid(number)
+        share = max(MIN_SHARE, self._used * rng.choice((0.25, 0.30, 0.35)))
         group = ControlGroup("cpu", f"trainwarden-slow-{os.getpid()}")
         if group.make():
             self._group = group
             group.limit_cpu(share)
             group.add(pid)
-            return f"CPU quota of {share:.0%} of a core for process {pid}"
+            return f"CPU quota of {share:.1%} of a core for process {pid}, a third of what it used"
         return self._burn(pid)
 
     def undo(self, cluster: Cluster, number: int) -> None:
@@ -51,3 +62,15 @@ class Slow(Fault):
         command = ["-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"]
         self._burners = [subprocess.Popen([sys.executable, *command]) for _ in range(5)]
         return f"process {pid} shares core {core} with five busy processes (no permission for a cgroup quota)"
+
+
+def cores_used(pid: int) -> float:
+    """Cores that a process keeps busy, over a second."""
+    before = _cpu_seconds(pid)
+    time.sleep(MEASURE_S)
+    return (_cpu_seconds(pid) - before) / MEASURE_S
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
