@@ -117,12 +117,11 @@ class RawService:
 
     async def _resume(self, consumer: Any) -> None:
         snapshots = _of(StateSnapshot, await read_all(self._config, STATE.name))
-        resume = state.newest(OWNER, snapshots)
-        if resume is not None:
-            cuts_from = resume.positions.get(f"{CUTS.name}/0", 0)
-            messages = await read_all(self._config, CUTS.name, cuts_from)
-            self._cuts_position = messages[-1].offset + 1 if messages else cuts_from
-            resume = state.follow(resume, _of(FrameCut, messages))
+        known = state.newest(OWNER, snapshots)
+        cuts_from = known.positions.get(f"{CUTS.name}/0", 0) if known is not None else 0
+        messages = await read_all(self._config, CUTS.name, cuts_from)
+        self._cuts_position = messages[-1].offset + 1 if messages else cuts_from
+        resume = state.resume_from(OWNER, snapshots, _of(FrameCut, messages))
         for place, offset in self._stage.resume(resume).items():
             topic, _, partition = place.rpartition("/")
             consumer.seek(TopicPartition(topic, int(partition)), offset)

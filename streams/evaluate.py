@@ -22,7 +22,7 @@ RIGHT_KINDS: dict[str, frozenset[str]] = {
     "kill9": frozenset({"rank_killed"}),
     "cpu_throttle": frozenset({"compute_slow"}),
     "cpu_hog": frozenset({"compute_slow"}),
-    "net_rate": frozenset({"link_slow"}),
+    "net_rate_limit": frozenset({"link_slow"}),
     "net_delay": frozenset({"link_slow"}),
     "net_loss": frozenset({"link_slow"}),
     "link_down": frozenset({"link_down", "link_slow"}),
@@ -99,7 +99,7 @@ def score(run: str, incidents: Sequence[Incident], labels: Sequence[Label], able
         run, said=[f"{i.kind} {_accused(i) or 'nobody'}{' act' if i.reach is Reach.ACT else ''}" for i in incidents]
     )
     for label in labels:
-        right = RIGHT_KINDS.get(label.kind, frozenset())
+        right = _right_kinds(label, run)
         match = next((i for i in incidents if i.kind in right and _fits(i, label)), None)
         if match is not None:
             result.found.append((label.kind, (match.timeline.verdict_at_ns - label.start_ns) / NS_PER_S))
@@ -109,6 +109,13 @@ def score(run: str, incidents: Sequence[Incident], labels: Sequence[Label], able
         f"{i.kind} on {_accused(i)}" for i in incidents if _drastic(i) and not any(_excused(i, x) for x in labels)
     ]
     return result
+
+
+def _right_kinds(label: Label, run: str) -> frozenset[str]:
+    if label.kind not in RIGHT_KINDS and label.kind not in HARD_NEGATIVES:
+        known = ", ".join(sorted({*RIGHT_KINDS, *HARD_NEGATIVES}))
+        raise UsageError(f"labels of {run}: unknown kind {label.kind!r}, expected one of {known}")
+    return RIGHT_KINDS.get(label.kind, frozenset())
 
 
 def _accused(incident: Incident) -> str:
@@ -150,7 +157,7 @@ def _summary(scores: Sequence[Score]) -> str:
     delays = sorted(delay_s for one in scores for _, delay_s in one.found if delay_s > 0)
     middle = f", median delay {delays[len(delays) // 2]:.1f} s" if delays else ""
     named, missed = sum(len(one.found) for one in scores), sum(len(one.missed) for one in scores)
-    right, false, later = (
-        sum(values) for values in zip(*((s.right, len(s.false_actions), len(s.skipped)) for s in scores), strict=True)
-    )
-    return f"{right} of {len(scores)} runs right: {named} of {named + missed} faults named{middle}, {false} false actions, {later} not in this slice"
+    right, false = sum(one.right for one in scores), sum(len(one.false_actions) for one in scores)
+    runs, later = f"{right} of {len(scores)} runs right", sum(len(one.skipped) for one in scores)
+    faults = f"{named} of {named + missed} faults named{middle}"
+    return f"{runs}: {faults}, {false} false actions, {later} faults without a detector"

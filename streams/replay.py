@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +125,10 @@ def replay_recording(directory: Path, config: Config) -> Replayed:
     """Our own format: every run of the worker that the recording holds, each with the cuts it made."""
     told = Replayed()
     cuts, snapshots, actions = _read_side_topics(directory)
-    for number, run in enumerate(epochs(cuts)):
+    for number, run in enumerate(state.epochs(cuts)):
         telling = _Telling(Correlator(config.cluster, config.policy), told, list(actions))
         _replay_epoch(directory, config, telling, run, _start_of(run, snapshots, number))
     return told
-
-
-def epochs(cuts: Sequence[FrameCut]) -> list[list[FrameCut]]:
-    """Cuts by cold start (number 1 again); within one, numbers only rise: what a second writer said is left out."""
-    found: list[list[FrameCut]] = []
-    for cut in cuts:
-        if not found or (cut.seq == 1 and found[-1][-1].seq >= 1):
-            found.append([cut])
-        elif cut.seq > found[-1][-1].seq:
-            found[-1].append(cut)
-    return found
 
 
 def replay_records(records: Sequence[Record], config: Config) -> Replayed:
@@ -241,8 +230,8 @@ def _replay_epoch(
     directory: Path, config: Config, telling: _Telling, run: Sequence[FrameCut], start: Resume | None
 ) -> None:
     stage = RawStage(config, Pipeline(config), SimulatedClock(run[0].now_ns), "replay")
-    resume = state.follow(start, run) if start is not None else None
-    positions = stage.resume(resume, run)
+    base = start or Resume(0, b"", {}, "")
+    positions = stage.resume(replace(base, cuts=tuple(cut for cut in run if cut.seq > base.seq)))
     for message in recording.read(directory):
         if message.topic not in RAW_NAMES or message.offset < positions.get(message.place, 0):
             continue

@@ -35,7 +35,8 @@ class BusWorker:
         self._undelivered: list[Output] = []
         self._raw = bus.subscriber(RAW_TOPICS, config.streams.group)
         self._opinions = bus.subscriber((VERDICTS.name, ACTIONS.name))
-        self._next_cut_ns = clock.now_ns()
+        self._cut_ns = config.streams.cut_ms * NS_PER_MS
+        self._next_cut_ns = self._cut_after(clock.now_ns())
         self._next_snapshot_ns = clock.now_ns() + int(config.streams.snapshot_s * NS_PER_S)
         self._resume(bus)
 
@@ -44,7 +45,7 @@ class BusWorker:
         results = self.stage.take(self._raw.poll(0.0))
         now_ns = self._clock.now_ns()
         if not self.stage.catching_up and now_ns >= self._next_cut_ns:
-            self._next_cut_ns = now_ns + self._config.streams.cut_ms * NS_PER_MS
+            self._next_cut_ns = self._cut_after(now_ns)
             results.append(self.stage.cut(now_ns))
         for result in results:
             self._take_result(result)
@@ -64,6 +65,10 @@ class BusWorker:
         self._raw.close()
         self._opinions.close()
         self._publisher.close()
+
+    def _cut_after(self, now_ns: int) -> int:
+        """Cuts lie on multiples of the cadence, so that a successor cuts where the one before would have."""
+        return (now_ns // self._cut_ns + 1) * self._cut_ns
 
     def _take_result(self, result: CutResult) -> None:
         if result.frame is not None:
@@ -88,12 +93,10 @@ class BusWorker:
         self._raw.commit()
 
     def _resume(self, bus: Bus) -> None:
-        resume = state.newest(OWNER, _records(StateSnapshot, read_all(bus, STATE.name)))
-        if resume is not None:
-            resume = state.follow(resume, _records(FrameCut, read_all(bus, CUTS.name)))
-        positions = self.stage.resume(resume)
-        # without a snapshot nothing is known of what lies before the committed positions: read everything again
-        self._raw.seek_to(positions if resume is not None else dict.fromkeys(self._raw.positions(), 0))
+        snapshots = _records(StateSnapshot, read_all(bus, STATE.name))
+        positions = self.stage.resume(state.resume_from(OWNER, snapshots, _records(FrameCut, read_all(bus, CUTS.name))))
+        # committed positions are for lag monitors: what counts are the snapshot's, or the beginning
+        self._raw.seek_to({**dict.fromkeys(self._raw.positions(), 0), **positions})
         self.correlator.restore(read_all(bus, INCIDENTS.name))
 
 

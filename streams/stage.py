@@ -126,20 +126,16 @@ class RawStage:
         """Offsets that are safe to commit once the outputs of the last cut are delivered."""
         return self.pipeline.aligner.positions
 
-    def resume(self, resume: Resume | None, cuts: Iterable[FrameCut] = ()) -> dict[str, int]:
+    def resume(self, resume: Resume | None) -> dict[str, int]:
         """Take a snapshot and the cuts after it over; returns the positions to read from (empty: from the beginning)."""
-        self._cuts = deque(cuts if resume is None else resume.cuts)
         if resume is None:
             return {}
-        restored = self.pipeline.restore(resume.payload)
-        self.seq, self._reached = resume.seq, dict(resume.positions)
-        log.info(
-            "state of cut %d taken over, %d cuts to repeat; warm: %s; cold: %s",
-            resume.seq,
-            len(self._cuts),
-            ", ".join(restored.warm) or "none",
-            ", ".join(restored.cold) or "none",
-        )
+        self._cuts, self.seq, self._reached = deque(resume.cuts), resume.seq, dict(resume.positions)
+        if resume.payload:
+            restored = self.pipeline.restore(resume.payload)
+            warm, cold = ", ".join(restored.warm) or "none", ", ".join(restored.cold) or "none"
+            log.info("state of cut %d taken over; warm: %s; cold: %s", resume.seq, warm, cold)
+        log.info("%d cuts are repeated", len(self._cuts))
         return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in EXPECTED}
 
     def abandon_cuts(self) -> list[CutResult]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streams.matrices import pack, unpack
 from trainwarden.records import FrameCut, StateSnapshot
 
 PIECE_BYTES = 512 * 1024
 SLOTS = 2
+MAX_COLD_CUTS = 1000
+"""Without any snapshot the cuts themselves are repeated from the first one, as long as they are few."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,19 @@ class Resume:
 
     Attributes
     ----------
+    at_ns
+        Time of cut `seq`.
+    payload
+        Empty for a cold start.
     positions
-        Offsets to read on from.
+        Offsets to read on from; empty: from the beginning.
     """
 
     seq: int
     payload: bytes
     positions: dict[str, int]
     code_version: str
+    at_ns: int = 0
     cuts: tuple[FrameCut, ...] = ()
 
 
@@ -75,15 +82,31 @@ def newest(owner: str, records: Iterable[StateSnapshot]) -> Resume | None:
     return max(whole, key=lambda found: found[0], default=(0, None))[1]
 
 
-def follow(resume: Resume, cuts: Sequence[FrameCut]) -> Resume:
-    """Add the cuts that came after the snapshot. Numbers only rise: a second writer's or an older run's cuts are left out."""
-    kept: list[FrameCut] = []
-    last = resume.seq
+def epochs(cuts: Iterable[FrameCut]) -> list[list[FrameCut]]:
+    """Cuts by cold start (number 1 again); within one, numbers only rise: what a second writer said is left out."""
+    found: list[list[FrameCut]] = []
     for cut in cuts:
-        if cut.seq > last:
-            kept.append(cut)
-            last = cut.seq
-    return Resume(resume.seq, resume.payload, resume.positions, resume.code_version, tuple(kept))
+        if not found or cut.seq == 1:
+            found.append([cut])
+        elif cut.seq > found[-1][-1].seq:
+            found[-1].append(cut)
+    return found
+
+
+def resume_from(owner: str, snapshots: Iterable[StateSnapshot], cuts: Sequence[FrameCut]) -> Resume | None:
+    """How to go on: the newest snapshot and the cuts after it, or all cuts since a recent cold start; None: begin anew."""
+    resume = newest(owner, snapshots)
+    runs = epochs(cuts)
+    if resume is not None and not (runs and _began_later(runs[-1], resume)):
+        return replace(resume, cuts=tuple(cut for cut in (runs[-1] if runs else ()) if cut.seq > resume.seq))
+    if runs and runs[-1][0].seq == 1 and len(runs[-1]) <= MAX_COLD_CUTS:
+        return Resume(0, b"", {}, "", cuts=tuple(runs[-1]))
+    return None
+
+
+def _began_later(run: Sequence[FrameCut], resume: Resume) -> bool:
+    """Whether this run of the worker started cold after the snapshot was taken, and so owes it nothing."""
+    return run[0].seq == 1 and run[0].now_ns > resume.at_ns
 
 
 def _whole(slot: dict[int, StateSnapshot]) -> tuple[int, Resume] | None:
@@ -95,4 +118,5 @@ def _whole(slot: dict[int, StateSnapshot]) -> tuple[int, Resume] | None:
     if any(part is None or (part.seq, part.boot_id) != (head.seq, head.boot_id) for part in parts):
         return None
     packed = b"".join(unpack(part.payload)[2] for part in parts if part is not None)
-    return head.observed_at_ns, Resume(head.seq, zlib.decompress(packed), dict(head.positions), head.code_version)
+    payload = zlib.decompress(packed)
+    return head.observed_at_ns, Resume(head.seq, payload, dict(head.positions), head.code_version, head.observed_at_ns)
