@@ -56,7 +56,8 @@ class Buffer:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(self.path, flags, 0o600)
             try:
-                os.posix_fallocate(descriptor, 0, size)
+                if os.fstat(descriptor).st_size < size:
+                    os.posix_fallocate(descriptor, 0, size)
                 # The older map may still be read in the background; it goes when the last view does.
                 self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
             finally:
@@ -104,6 +105,8 @@ class Buffer:
         try:
             size = os.stat(self.path).st_size
         except FileNotFoundError:
+            return None
+        if size == 0:
             return None
         if size < HEADER_BYTES:
             raise Refused(f"{self.path} is truncated: {size} bytes")

@@ -240,8 +240,6 @@ class Warden:
 
     def _ended(self, code: int) -> None:
         log.warning("the launcher ended with %d", code)
-        if code not in {0, 1, 2} and not self._ending:
-            self._report_lost_workers()
         if code == 0 and not self._ending:
             self.gate.persist(lambda memory: setattr(memory, "finished", True))
         elif code in {1, 2}:
@@ -249,6 +247,7 @@ class Warden:
                 "the workers failed more often than --max-restarts" if code == 1 else "the launcher was called wrongly"
             )
         elif self._should_run():
+            self._report_lost_workers()
             self._back_off()
         if not self._should_run():
             segments.unlink_all(self.memory.job, self.memory.node)

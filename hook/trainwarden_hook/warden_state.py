@@ -48,6 +48,10 @@ class StateFile:
         except OSError as error:
             raise UsageError(f"another warden uses the state directory {folder}; stop it first") from error
 
+    def close(self) -> None:
+        """Let another warden use the directory."""
+        self._lock.close()
+
     def load(self, node: str, job: str) -> Memory:
         """The stored memory, or a new one.
 
