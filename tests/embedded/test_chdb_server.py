@@ -28,10 +28,11 @@ from trainwarden.errors import ConfigError, UnavailableError
 OWNER = """
 import sys, threading, signal
 from pathlib import Path
-from streams.store.chdb_server import ChdbServer, serve
+from streams.store.chdb_server import Access, ChdbServer, serve
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-serve(ChdbServer(Path(sys.argv[1]), port=int(sys.argv[2])), lambda line: print(line, flush=True), stop)
+access = Access("tw", sys.argv[3]) if sys.argv[3] else None
+serve(ChdbServer(Path(sys.argv[1]), port=int(sys.argv[2]), access=access), lambda line: print(line, flush=True), stop)
 """
 
 
@@ -309,19 +310,39 @@ def test_passwords_are_checked(tmp_path: Path) -> None:
     assert Access().allows("anybody", "anything")
 
 
+def test_a_password_is_asked_of_every_request(tmp_path: Path) -> None:
+    with owner(tmp_path / "store", "s3cret") as port:
+        assert connect(f"clickhouse://tw:s3cret@127.0.0.1:{port}").command("SELECT 1") == 1
+        with pytest.raises(UnavailableError, match="refuses user 'tw': check user and password"):
+            connect(f"clickhouse://tw:wrong@127.0.0.1:{port}")
+        with pytest.raises(UnavailableError, match="has no database 'nope': create it"):
+            connect(f"clickhouse://tw:s3cret@127.0.0.1:{port}/nope")
+        for headers, status in (
+            ({}, 403),
+            ({"Authorization": "Basic !"}, 403),
+            ({"X-ClickHouse-User": "tw", "X-ClickHouse-Key": "s3cret"}, 200),
+        ):
+            assert ask(port, "GET", "/?query=SELECT+1", headers=headers).status == status
+        assert ask(port, "GET", "/?query=SELECT+1&user=tw&password=s3cret").read() == b"1\n"
+        refused = ask(port, "POST", "/?query=INSERT+INTO+t+FORMAT+CSV", b"1\n" * 3_000_000)
+        assert refused.headers["X-ClickHouse-Exception-Code"] == "516"  # read to the end: the client learns why
+        assert ask(port, "GET", "/ping").status == 200
+
+
 # --- owners and ends
 
 
 class owner:
     """A store owner in a process of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, password: str = "") -> None:
         self.directory = directory
+        self.password = password
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> int:
-        argv = [sys.executable, "-c", OWNER, str(self.directory), str(self.port)]
+        argv = [sys.executable, "-c", OWNER, str(self.directory), str(self.port), self.password]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert "answers at" in self.process.stdout.readline()
