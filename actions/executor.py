@@ -203,7 +203,7 @@ class Executor:
             )
             if outcome.status == "done" or not outcome.silent or outcome.status == "refused":
                 break
-            silent = tuple({*silent, *outcome.silent})
+            silent = tuple(sorted({*silent, *outcome.silent}))
             if number < RESTART_ROUNDS:
                 self._write(plan, round_step, ActionStatus.FAILED, outcome.reason)
         try:

@@ -62,7 +62,6 @@ class Watch:
         known, step = self._progress.get(job.job), job.last_step
         if step < 0:
             return
-        if known is None:
-            self._progress[job.job] = _Progress(job.generation, step, 0)
-        elif step > known.step or job.generation > known.generation:
+        # The first look counts as progress: a service that has just started must not take every job for a hung one.
+        if known is None or step > known.step or job.generation > known.generation:
             self._progress[job.job] = _Progress(job.generation, step, now_ns)

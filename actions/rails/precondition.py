@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from actions.rails.base import Rail, Refusal
 from actions.world import World, is_open, isolated_by, nodes_of, undoes
+from trainwarden.clock import NS_PER_S
 from trainwarden.records import Incident, Plan
+
+LOOK_AGAIN_NS = NS_PER_S // 2
+"""The picture of the wardens may be older than the incident: it is worth another look soon."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,12 @@ class Precondition(Rail):
             return self.refuse(
                 f"no warden of job {plan.job} answers: this side of the network may be the one cut off", page=True
             )
-        if (generation := world.job.generation) != plan.attempt:
+        if (generation := world.job.generation) < plan.attempt:
+            again_ns = world.now_ns + LOOK_AGAIN_NS
+            return self.refuse(
+                f"the wardens are at attempt {generation}, the plan is about attempt {plan.attempt}", again_ns
+            )
+        if generation > plan.attempt:
             return self.refuse(
                 f"the plan is about attempt {plan.attempt} of job {plan.job}, which is at attempt {generation} now"
             )

@@ -113,6 +113,11 @@ def test_precondition_is_read_again(clock: SimulatedClock, ledger: Ledger, over:
     expect(rail("precondition").check(plan(clock), world(clock, ledger, **over)), text)
 
 
+def test_an_incident_that_is_ahead_of_our_picture_is_looked_at_again(clock: SimulatedClock, ledger: Ledger) -> None:
+    refusal = rail("precondition").check(plan(clock, attempt=2), world(clock, ledger))
+    expect(refusal, "the wardens are at attempt 1", retry_at_ns=clock.now_ns() + NS_PER_S // 2)
+
+
 def test_precondition_without_any_node(clock: SimulatedClock, ledger: Ledger) -> None:
     nothing = replace(world(clock, ledger), job=replace(job(), nodes={}))
     expect(rail("precondition").check(plan(clock), nothing), "no node of job demo is known", page=True)

@@ -1,0 +1,195 @@
+"""kill -9 and SIGSTOP of real service processes in the middle of a plan: the successor finishes it and nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from actions.ledger import Ledger, StoredPlan
+from tests.actions.builders import NODES, incident
+from tests.actions.fake_warden import FakeWarden
+from tests.actions.harness import Rig, rig, wait_for
+from trainwarden.clock import SystemClock
+from trainwarden.records import ActionStatus, encode
+
+ROOT = Path(__file__).parents[2]
+ROWS = 8
+"""Rows of a plan that isolates and restarts after a save: plan, then started and done of three steps, then verified."""
+
+
+def write_files(made: Rig) -> None:
+    nodes = "\n".join(f'{name} = "{url}"' for name, url in made.urls.items())
+    (made.directory / "config.toml").write_text(f"""
+run_dir = "{made.directory}"
+[kafka]
+url = "memory://own"
+[policy]
+mode = "auto"
+[actions]
+listen = "127.0.0.1:0"
+verify_s = 5
+[backends.warden]
+secret_file = "{made.directory / "secret"}"
+connect_timeout_ms = 200
+status_timeout_ms = 400
+answer_timeout_ms = 1500
+[backends.warden.nodes]
+{nodes}
+[rails.cool_down]
+job_s = 0
+""")
+    reported = incident(last_step=made.wardens["n0"].now_step(), observed_at_ns=time.time_ns())
+    (made.directory / "incident").write_bytes(encode(reported))
+
+
+@contextmanager
+def process(made: Rig, die_after_rows: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-m", "tests.actions.service_process"]
+    files = [str(made.directory / "config.toml"), str(made.directory / "incident"), str(die_after_rows)]
+    with (made.directory / "service.log").open("ab") as log:
+        running = subprocess.Popen(
+            [*program, *files], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            os.kill(running.pid, signal.SIGCONT)
+            running.kill()
+        running.wait()
+
+
+def ended(made: Rig) -> StoredPlan:
+    """The incident's plan once it has ended, as the ledger on disk says."""
+
+    def look() -> StoredPlan | None:
+        if not (made.directory / "ledger.sqlite").exists():
+            return None
+        ledger = Ledger(made.directory / "ledger.sqlite", SystemClock())
+        try:
+            stored = ledger.newest_plan("i1")
+        finally:
+            ledger.close()
+        return stored if stored is not None and stored.ended is not None else None
+
+    found: StoredPlan = wait_for("the plan to end", look)
+    return found
+
+
+def assert_healed_once(made: Rig, stored: StoredPlan) -> None:
+    assert stored.ended is not None
+    assert stored.ended.status is ActionStatus.VERIFIED, (made.directory / "service.log").read_text()
+    assert stored.plan.number == 1
+    assert made.wardens["n2"].did("stop") == 1
+    for name in NODES:
+        assert made.wardens[name].did("world") == 1, name
+        assert made.wardens[name].did("save") <= 2, name
+    assert made.wardens["n2"].excluded
+    assert [made.wardens[name].generation for name in NODES] == [2, 2, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", range(1, ROWS + 1))
+def test_killed_after_each_row_of_the_ledger(tmp_path: Path, rows: int) -> None:
+    with rig(tmp_path) as made:
+        write_files(made)
+        with process(made, die_after_rows=rows) as first:
+            assert first.wait(60) == -signal.SIGKILL
+        with process(made):
+            assert_healed_once(made, ended(made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("node", "verb"), [("n0", "save"), ("n2", "stop"), ("n0", "world"), ("n2", "world"), ("n3", "world")]
+)
+def test_killed_when_an_effect_was_done_but_not_yet_answered(tmp_path: Path, node: str, verb: str) -> None:
+    with rig(tmp_path) as made:
+        write_files(made)
+        running: list[subprocess.Popen[bytes]] = []
+
+        def kill(warden: FakeWarden, done: str) -> None:
+            if done == verb and running:
+                running.pop().kill()
+
+        made.wardens[node].on_effect = kill
+        with process(made) as first:
+            running.append(first)
+            assert first.wait(60) == -signal.SIGKILL
+        with process(made):
+            assert_healed_once(made, ended(made))
+
+
+@pytest.mark.slow
+def test_a_standby_takes_over_at_once_when_the_leader_is_killed(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        write_files(made)
+        with process(made, die_after_rows=4) as first, process(made):
+            assert first.wait(60) == -signal.SIGKILL
+            assert_healed_once(made, ended(made))
+
+
+@pytest.mark.slow
+def test_a_paused_leader_finds_itself_replaced_and_does_nothing_more(tmp_path: Path) -> None:
+    with rig(tmp_path) as made:
+        write_files(made)
+        paused: list[subprocess.Popen[bytes]] = []
+
+        def pause(warden: FakeWarden, done: str) -> None:
+            if done == "stop" and paused:
+                os.kill(paused.pop().pid, signal.SIGSTOP)
+
+        made.wardens["n2"].on_effect = pause
+        with process(made) as first:
+            paused.append(first)
+            wait_for("the leader to be paused", lambda: not paused)
+            with process(made):
+                assert_healed_once(made, ended(made))
+                old = made.wardens["n0"].fence - 1
+                os.kill(first.pid, signal.SIGCONT)
+                log = made.directory / "service.log"
+                wait_for("the old leader to say so", lambda: "no longer the leader" in log.read_text())
+                assert f"fence {old} is no longer the leader's" in log.read_text()
+            assert_healed_once(made, ended(made))
+
+
+@pytest.mark.slow
+def test_a_leader_that_skips_its_own_check_is_refused_by_the_wardens(tmp_path: Path) -> None:
+    """The last line of defence: the command of the paused leader leaves its process after the pause."""
+    from actions.backends.base import Order
+    from tests.actions.test_warden_backend import cluster
+
+    with cluster(tmp_path) as (backend, wardens):
+        old, new = Order("i1.1.isolate.n1", "demo", 1), Order("lead.2", "", 2)
+        assert backend.isolate(Order("x", "demo", 1), "n0").status == "done"
+        backend.announce(new)
+        assert backend.isolate(old, "n1").status == "refused"
+        assert not wardens["n1"].effects
+
+
+@pytest.mark.slow
+def test_a_plan_that_was_begun_long_ago_is_not_begun_again(tmp_path: Path) -> None:
+    """Killed before the first effect and started again only after the plan has expired."""
+    with rig(tmp_path) as made:
+        write_files(made)
+        path = made.directory / "config.toml"
+        path.write_text(path.read_text().replace("verify_s = 5", "verify_s = 5\nplan_ttl_s = 0.5"))
+        with process(made, die_after_rows=1) as first:
+            assert first.wait(60) == -signal.SIGKILL
+        ledger = Ledger(made.directory / "ledger.sqlite", SystemClock())
+        expires_ns = ledger.open_plans()[0].plan.expires_at_ns
+        ledger.close()
+        wait_for("the plan to expire", lambda: time.time_ns() > expires_ns)
+        with process(made):
+            stored = ended(made)
+            assert stored.ended is not None
+            assert (stored.ended.status, stored.ended.rail) == (ActionStatus.DENIED, "expiry")
+            assert not any(warden.did("stop") + warden.did("world") for warden in made.wardens.values())

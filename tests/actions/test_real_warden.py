@@ -1,0 +1,119 @@
+"""The action service commands real wardens around a real training job of three nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actions.service import ActionService, make_parts
+from tests.actions.builders import incident
+from tests.actions.harness import wait_for
+from tests.hook.cluster import Cluster
+from trainwarden.bus import connect
+from trainwarden.clock import SystemClock
+from trainwarden.config import from_table
+from trainwarden.records import ActionResult, ActionStatus, Entity, EntityKind, Plan, decode, encode
+from trainwarden.topics import ACTIONS, INCIDENTS
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+@dataclass
+class Stage:
+    """A running job under a running service."""
+
+    cluster: Cluster
+    service: ActionService
+    url: str
+
+    def report(self, kind: str, node: str, incident_id: str) -> ActionResult:
+        """Publish an incident about the job as it is and wait for the end of its plan."""
+        bus, job = connect(self.url), self.cluster.job
+        state = self.service.watch.job(job)
+        made = incident(
+            incident_id=incident_id, job=job, attempt=state.generation, kind=kind, culprits=(Entity(EntityKind.NODE, node),),
+            last_step=max(row["step"] for row in self.cluster.rows()), observed_at_ns=time.time_ns(),
+        )  # fmt: skip
+        reader = bus.subscriber([ACTIONS.name], start="latest")
+        bus.publisher().publish(INCIDENTS.name, incident_id.encode(), encode(made))
+        seen: list[Any] = []
+
+        def look() -> ActionResult | None:
+            seen.extend(decode(message.value) for message in reader.poll(0.05))
+            rows = [r for r in seen if not isinstance(r, Plan) and not r.verb and r.incident_id == incident_id]
+            return next(
+                (r for r in rows if r.status in (ActionStatus.VERIFIED, ActionStatus.FAILED, ActionStatus.DENIED)), None
+            )
+
+        found: ActionResult = wait_for("the plan to end", look, 90)
+        return found
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    cluster = Cluster(
+        tmp_path,
+        3,
+        ["--steps", "100000", "--rows", str(tmp_path / "rows")],
+        ["--nnodes", "2:3", "--nproc-per-node", "1"],
+    )
+    try:
+        for name in cluster.names:
+            cluster.start_warden(name)
+        cluster.wait_rows(1, 20, 3)
+        url = f"memory://{uuid.uuid4()}"
+        config = from_table({
+            "run_dir": str(tmp_path / "service"), "kafka": {"url": url}, "policy": {"mode": "auto"},
+            "actions": {"listen": "127.0.0.1:0"}, "rails": {"cool_down": {"job_s": 0, "node_s": 0}},
+            "backends": {"warden": {
+                "nodes": {name: f"http://127.0.0.1:{port}" for name, port in cluster.ports.items()}, "secret_file": str(tmp_path / "secret"),
+            }},
+        })  # fmt: skip
+        service = ActionService(make_parts(config, SystemClock()), catch_up_s=0.05)
+        service.start()
+        wait_for("the service to lead", lambda: service.leading and service.caught_up)
+        yield Stage(cluster, service, url)
+        service.stop()
+    finally:
+        cluster.close()
+
+
+def test_kill_is_healed_in_place_then_a_slow_node_is_saved_isolated_and_returned(stage: Stage) -> None:
+    cluster = stage.cluster
+    os.kill(cluster.pid_of(1, 1), signal.SIGKILL)
+    end = stage.report("rank_killed", "n1", "i1")
+    assert (end.status, end.detail["generation"]) == (ActionStatus.VERIFIED, "2"), end.reason
+    assert set(cluster.status("n0")["members"]) == {"n0", "n1", "n2"}
+
+    end = stage.report("compute_slow", "n2", "i2")
+    assert (end.status, end.detail["generation"]) == (ActionStatus.VERIFIED, "3"), end.reason
+    rows = {(r.verb, r.status.value): r for r in stage.service.ledger.rows_of(end.plan_id)}
+    assert ("checkpoint", "done") in rows, [
+        (r.verb, r.status.value, r.reason) for r in stage.service.ledger.rows_of(end.plan_id)
+    ]
+    assert cluster.status("n2")["state"] == "excluded"
+    assert cluster.status("n0")["members"] == ["n0", "n1"]
+    saved = int(rows["checkpoint", "done"].detail["step"])
+    first = min(row["step"] for row in cluster.rows_of(3))
+    assert first >= saved, "the coordinated save is what the job went on from"
+
+    stage.service.watch.refresh()
+    plan = stage.service.desk.return_node("c", "n2", "ann", "repaired")
+    ended: Any = wait_for("the return", lambda: (s := stage.service.ledger.plan(plan.plan_id)) and s.ended, 90)
+    assert ended.status is ActionStatus.VERIFIED, ended.reason
+    assert set(cluster.status("n0")["members"]) == {"n0", "n1", "n2"}
+
+
+def test_a_frozen_rank_is_replaced(stage: Stage) -> None:
+    cluster = stage.cluster
+    os.kill(cluster.pid_of(2, 1), signal.SIGSTOP)
+    end = stage.report("rank_frozen", "n2", "i1")
+    assert (end.status, end.detail["generation"]) == (ActionStatus.VERIFIED, "2"), end.reason
