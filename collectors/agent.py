@@ -99,7 +99,7 @@ class Agent:
         """Stop the sources, hand over what can be handed over within a moment; the rest stays in the spool."""
         for source in self._parts.sources:
             source.close()
-        self._sending.close(timeout_s=5.0)
+        self._sending.close(timeout_s=5.0, wake=self._parts.outbox.waiting.set)
         self._parts.outbox.leave()
         self._parts.sender.deliver()
         self._parts.sender.close()

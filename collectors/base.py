@@ -201,13 +201,20 @@ class Worker:
         """Begin."""
         self._thread.start()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to end."""
+        return self._stop.is_set()
+
     def wait(self, seconds: float) -> bool:
         """Pause between turns; true when the worker is to end."""
         return self._stop.wait(seconds)
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """End after the present turn."""
+    def close(self, timeout_s: float = 1.0, wake: Callable[[], None] | None = None) -> None:
+        """End after the present turn; `wake` gets a turn that waits for something to return."""
         self._stop.set()
+        if wake is not None:
+            wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 

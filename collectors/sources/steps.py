@@ -154,9 +154,10 @@ class StepsSource(Source):
         return Sample(gaps=(Gap(self.name, self._problem),) if self._problem else ())
 
     def close(self) -> None:
-        self._worker.close(timeout_s=2.0)
         if self._socket is not None:
-            self._socket.close()
+            sock = self._socket
+            self._worker.close(timeout_s=2.0, wake=lambda: sock.shutdown(socket.SHUT_RD))
+            sock.close()
             self.settings.socket.unlink(missing_ok=True)
 
     def handle(self, payload: bytes, sender_pid: int = 0) -> None:
@@ -242,6 +243,8 @@ class StepsSource(Source):
         try:
             payload, control, _, _ = self._socket.recvmsg(MAX_DATAGRAM_BYTES, 64)
         except BlockingIOError:
+            return
+        if not payload and self._worker.stopping:
             return
         self.handle(payload, sender_pid(control))
 

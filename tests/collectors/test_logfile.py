@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from collectors.sources import logfile
 from collectors.sources.logfile import KernelRing, LogfileSource, redact
 from collectors.tail import Position
 from tests.collectors.kit import Bench, bench
@@ -163,7 +162,7 @@ def ring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
         assert isinstance(found, bytes)
         return found
 
-    monkeypatch.setattr(logfile.os, "read", read)
+    monkeypatch.setattr(os, "read", read)
     return records
 
 

@@ -37,7 +37,8 @@ def test_golden_values(tmp_path: Path) -> None:
     assert row["read_bytes_per_s"] == pytest.approx(1024)
     assert row["write_bytes_per_s"] == 0
     assert row["voluntary_switches_per_s"] == pytest.approx(2.5)
-    assert (row["last_step"], row["phase"], row["step_age_s"]) == (41, 3, pytest.approx(4.0))
+    assert (row["last_step"], row["phase"]) == (41, 3)
+    assert row["step_age_s"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("letter", "state", "alive"), [("T", 4, 1), ("t", 4, 1), ("D", 3, 1), ("S", 2, 1), ("Z", 5, 0), ("I", 6, 1)])

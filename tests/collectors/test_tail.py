@@ -145,7 +145,7 @@ STEPS = st.lists(st.sampled_from(["write", "part", "poll", "rotate", "restart"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=STEPS, chunk=st.integers(1, 4 * HEAD_BYTES))
+@given(steps=STEPS, chunk=st.integers(16, 4 * HEAD_BYTES))
 def test_any_history_of_rotations_and_restarts_gives_each_line_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], chunk: int
 ) -> None:

@@ -1,0 +1,244 @@
+"""Probes: round trips and losses, no amplification, rate limit, peers that are absent or many."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from collectors import echo
+from collectors.sources.mesh import MeshSource, Peer, neighbours
+from tests.collectors.kit import bench, values
+from trainwarden.errors import ConfigError
+
+HOST = "127.0.0.1"
+
+
+def udp() -> socket.socket:
+    return echo.stamped_socket((HOST, 0))
+
+
+def port_of(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
+
+
+def probing(tmp_path: Path, peers: dict[str, int], **settings: object) -> MeshSource:
+    source = bench(tmp_path).build(
+        MeshSource, rail_address=HOST, probe_port=9, peers={n: f"{HOST}:{p}" for n, p in peers.items()}, **settings
+    )
+    assert isinstance(source, MeshSource)
+    return source
+
+
+def answer(responder: echo.Responder, sock: socket.socket, count: int) -> None:
+    """Serve until `count` requests were looked at."""
+    for _ in range(count):
+        sock.setblocking(True)
+        sock.recv(1, socket.MSG_PEEK)
+        sock.setblocking(False)
+        responder.serve(sock, 0.0)
+
+
+def test_an_answered_probe_has_a_round_trip_less_the_peers_own_delay(tmp_path: Path) -> None:
+    with udp() as peer:
+        source = probing(tmp_path, {"n1": port_of(peer)})
+        source._send_round(0.0)
+        payload, sender, came_ns = wait_for(peer)
+        request = echo.parse(payload)
+        assert request is not None
+        left_ns = came_ns + 150_000_000  # the peer says that it kept the probe for 150 ms
+        peer.sendto(echo.reply(request.nonce, came_ns, left_ns), sender)
+        own = source._peers["n1"].socket
+        assert own is not None
+        own.setblocking(True)
+        own.recv(1, socket.MSG_PEEK)
+        own.setblocking(False)
+        source._collect(source._peers["n1"])
+        row = values(source, source.sample(0), "mesh", "n1")
+        assert (row["sent_count"], row["lost_count"]) == (1, 0)
+        assert 0 <= row["rtt_ms"] <= row["rtt_max_ms"] < 200
+        source.close()
+
+
+def wait_for(sock: socket.socket) -> tuple[bytes, tuple[str, int], int]:
+    sock.setblocking(True)
+    sock.recv(1, socket.MSG_PEEK)
+    sock.setblocking(False)
+    found = echo.receive(sock)
+    assert found is not None
+    return found
+
+
+def test_clock_offset_is_this_nodes_clock_less_its_peers(tmp_path: Path) -> None:
+    source = probing(tmp_path, {"n1": 9})
+    peer = source_peer(source)
+    peer.pending[b"n" * 16] = (1_000_000_000, 0.0)
+    # the way takes 10 ms each way, the peer's clock is 500 ms ahead and it keeps the probe for 1 ms
+    source._answered(peer, echo.Echo(echo.REPLY, b"n" * 16, 1_510_000_000, 1_511_000_000), 1_021_000_000)
+    row = values(source, source.sample(0), "mesh", "n1")
+    assert row["rtt_ms"] == pytest.approx(20.0)
+    assert source.context.facts.clock_offset_ms == pytest.approx(-500.0)
+
+
+def source_peer(source: MeshSource) -> Peer:
+    source._choose()
+    return source._peers["n1"]
+
+
+def test_a_silent_peer_is_lost_after_the_timeout(tmp_path: Path) -> None:
+    with udp() as peer:
+        source = probing(tmp_path, {"n1": port_of(peer)}, timeout_ms=200)
+        source._send_round(10.0)
+        source._expire(10.1)
+        assert values(source, source.sample(0), "mesh", "n1") == {"sent_count": 0, "lost_count": 0}
+        source._expire(10.25)
+        assert values(source, source.sample(0), "mesh", "n1") == {"sent_count": 1, "lost_count": 1}
+        source.close()
+
+
+def test_an_answer_after_the_timeout_is_a_loss(tmp_path: Path) -> None:
+    source = probing(tmp_path, {"n1": 9}, timeout_ms=200)
+    peer = source_peer(source)
+    peer.pending[b"n" * 16] = (0, 0.0)
+    source._answered(peer, echo.Echo(echo.REPLY, b"n" * 16, 1000, 1000), 250_000_000)
+    assert values(source, source.sample(0), "mesh", "n1") == {"sent_count": 1, "lost_count": 1}
+
+
+def test_a_peer_without_collector_is_neither_sent_nor_lost(tmp_path: Path) -> None:
+    with udp() as gone:
+        port = port_of(gone)
+    source = probing(tmp_path, {"n1": port})
+    deadline = time.monotonic() + 10
+    source._send_round(0.0)
+    while not source._peers["n1"].absent and time.monotonic() < deadline:
+        source._collect(source._peers["n1"])
+    source._expire(100.0)
+    assert values(source, source.sample(0), "mesh", "n1") == {"sent_count": 0, "lost_count": 0}
+    source.close()
+
+
+def test_a_forged_answer_is_ignored(tmp_path: Path) -> None:
+    source = probing(tmp_path, {"n1": 9})
+    peer = source_peer(source)
+    peer.pending[b"n" * 16] = (0, 0.0)
+    source._answered(peer, echo.Echo(echo.REPLY, b"x" * 16, 0, 0), 1000)
+    assert list(peer.pending) == [b"n" * 16]
+
+
+def test_two_sources_measure_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with udp() as one, udp() as two:
+        ports = (port_of(one), port_of(two))
+    sources = []
+    for name, folder in enumerate(("a", "b")):
+        board = bench(tmp_path / folder)
+        source = board.build(MeshSource, rail_address=HOST, probe_port=ports[name], peers={"peer": f"{HOST}:{ports[1 - name]}"},
+                             probes_per_s=50.0)  # fmt: skip
+        assert isinstance(source, MeshSource)
+        sources.append(source)
+        source.start()
+    deadline, answered = time.monotonic() + 20, [0.0, 0.0]
+    while min(answered) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        for i, source in enumerate(sources):
+            if (sample := source.sample(0)).blocks:
+                row = values(source, sample, "mesh", "peer")
+                answered[i] += row["sent_count"] - row["lost_count"]
+    assert min(answered) >= 3
+    for source in sources:
+        source.close()
+
+
+def test_the_responder_amplifies_nothing() -> None:
+    responder = echo.Responder(100.0)
+    with udp() as server, udp() as client:
+        client.connect((HOST, port_of(server)))
+        client.send(echo.request(b"n" * 16))
+        answer(responder, server, 1)
+        payload, _, _ = wait_for(client)
+        assert len(payload) == len(echo.request(b"n" * 16)) == echo.SIZE_BYTES
+        parsed = echo.parse(payload)
+        assert parsed is not None
+        assert (parsed.kind, parsed.nonce) == (echo.REPLY, b"n" * 16)
+        assert parsed.left_ns >= parsed.came_ns > 0
+
+
+ASKED = echo.request(b"n" * 16)
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"\0" * echo.SIZE_BYTES, ASKED[:-1], ASKED + b"x", echo.reply(b"n" * 16, 1, 2)])
+def test_the_responder_is_silent_to_anything_else(payload: bytes) -> None:
+    responder = echo.Responder(100.0)
+    with udp() as server, udp() as client:
+        client.connect((HOST, port_of(server)))
+        client.send(payload)
+        while not responder.refused:
+            responder.serve(server, 0.0)
+        assert responder.refused == {"malformed": 1}
+        assert echo.receive(client) is None
+
+
+def test_the_responder_limits_each_source() -> None:
+    responder = echo.Responder(5.0)
+    with udp() as server, udp() as client:
+        client.connect((HOST, port_of(server)))
+        for _ in range(20):
+            client.send(echo.request(b"n" * 16))
+        while sum(responder.refused.values()) < 15:
+            responder.serve(server, 0.0)
+        assert responder.refused == {"rate": 15}
+        client.send(echo.request(b"m" * 16))
+        answer(responder, server, 0)
+        while (found := echo.receive(server)) is None:
+            pass
+        assert found[0] == echo.request(b"m" * 16)
+        assert responder._admit(HOST, 1.0)  # a second later there is room again
+
+
+def test_memory_of_sources_is_bounded() -> None:
+    responder = echo.Responder(5.0)
+    for n in range(3 * echo.MAX_SOURCES):
+        responder._admit(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 0.0)
+    assert len(responder._buckets) <= echo.MAX_SOURCES
+
+
+def test_whom_to_probe_on_a_large_network() -> None:
+    names = [f"n{i:04d}" for i in range(1000)]
+    chosen = neighbours("n0500", names, 8)
+    assert len(chosen) == 8
+    assert {"n0499", "n0501"} <= set(chosen)
+    assert chosen == neighbours("n0500", list(reversed(names)), 8)
+    assert neighbours("n0000", names, 8) != neighbours("n0001", names, 8)
+    assert neighbours("n0", [], 8) == []
+
+
+def test_learnt_peers_do_not_override_given_ones(tmp_path: Path) -> None:
+    source = probing(tmp_path, {"n1": 1001})
+    source.learn({"n1": f"{HOST}:2002", "n2": f"{HOST}:2003", "n0": f"{HOST}:2004"})
+    source._choose()
+    assert {name: peer.address[1] for name, peer in source._peers.items()} == {"n1": 1001, "n2": 2003}
+
+
+def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"collector\.peers\.n1: 'nonsense' is no address, expected ip:port"):
+        bench(tmp_path).build(MeshSource, peers={"n1": "nonsense"})
+
+
+def test_a_missing_rail_address_is_waited_for(tmp_path: Path) -> None:
+    source = bench(tmp_path).build(MeshSource, rail_address="192.0.2.77", probe_port=9471)
+    assert isinstance(source, MeshSource)
+    source._listen(0.0)
+    assert [g.reason for g in source.sample(0).gaps] == ["no_rail_address"]
+    assert source._listening is None
+    source.close()
+
+
+def test_threads_end(tmp_path: Path) -> None:
+    source = probing(tmp_path, {})
+    source.start()
+    source.close()
+    assert not any(t.name == "tw-mesh" for t in threading.enumerate())
