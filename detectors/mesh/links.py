@@ -35,6 +35,8 @@ class MeshSettings:
         Answers of a pair before it can be called slow.
     factor, floor_ms
         A slow pair is so many times its own usual round trip, and longer by at least so much.
+    sure_ms, suffering_ratio
+        A link that is slower by less than `sure_ms` is named only while the job's steps take so many times their usual time.
     slow_s, fabric_s
         How long the picture must last.
     fabric_job_ratio
@@ -55,7 +57,9 @@ class MeshSettings:
     window_ticks: int = 5
     warm_ticks: int = 6
     factor: float = 3.0
-    floor_ms: float = 3.0
+    floor_ms: float = 1.0
+    sure_ms: float = 3.0
+    suffering_ratio: float = 1.2
     slow_s: float = 3.0
     fabric_s: float = 5.0
     fabric_job_ratio: float = 1.5
@@ -245,6 +249,8 @@ class MeshLinkDetector(Detector):
         pairs, back = self._state.pairs, self.settings.window_ticks // 2 * NS_PER_S
         value = float(np.nanmedian(typical[bad])) if np.isfinite(typical[bad]).any() else 0.0
         usual = float(np.median(np.exp(pairs.log_base[bad]))) if bad.any() else 0.0
+        if kind == "link_slow" and value - usual < self.settings.sure_ms and not self._jobs_suffer(self.settings.suffering_ratio):
+            return
         first_ns = tick.at_ns - (back if kind == "link_slow" else tick.interval_ms * 1_000_000)
         for node in found.nodes:
             lost = "probes to and from it are lost" if kind == "link_down" else f"probes take {value:.1f} ms (usual {usual:.2f} ms)"
@@ -253,13 +259,14 @@ class MeshLinkDetector(Detector):
         if found.leaf:
             why = "probes to most of its nodes suffer, those elsewhere do not"
             self._support(kind, f"leaf:{found.leaf}", first_ns, tick.at_ns, value, why)
-        if found.fabric and self._jobs_suffer():
+        if found.fabric and self._jobs_suffer(self.settings.fabric_job_ratio):
             why = f"probes take {value:.1f} ms (usual {usual:.2f} ms) between all nodes"
             self._support("fabric_slow", "fabric:", first_ns, tick.at_ns, value, why)
 
-    def _jobs_suffer(self) -> bool:
+    def _jobs_suffer(self, ratio: float) -> bool:
+        """Whether a job's steps take so many times their usual time; a mesh without jobs is judged by its probes alone."""
         paces = self._state.paces.values()
-        return not paces or max(pace.ratio() for pace in paces) >= self.settings.fabric_job_ratio
+        return not paces or max(pace.ratio() for pace in paces) >= ratio
 
     def _suspect_losses(self, tick: AlignedTick, dead: Array) -> None:
         """A node that loses single probes while the others do not, and while steps stall as they do when segments are sent again."""

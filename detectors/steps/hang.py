@@ -135,8 +135,8 @@ class HangDetector(Detector):
             end = parse_exit(event, frame.now_ns)
             if end is not None and end.rank >= 0:
                 self._follow_exit(_job_of(event, frame.topology), _attempt_of(event), end)
-            elif event.code == "hook_bye" and event.job in self._state.jobs and event.attempt >= self._state.jobs[event.job].attempt:
-                self._state.jobs[event.job].ending = True
+            elif event.code == "hook_bye" and event.attributes.get("reason") == "finished":
+                self._follow_goodbye(event)
 
     def _attempt(self, name: str, attempt: int, now_ns: int) -> JobProgress:
         job = self._state.jobs.setdefault(name, JobProgress(name))
@@ -161,6 +161,12 @@ class HangDetector(Detector):
             job = self._attempt(name, attempt, end.heard_ns)
         job.exits.append(end)
         job.ending |= end.code == 0
+
+    def _follow_goodbye(self, event: LogEvent) -> None:
+        """A rank that finished its work: the job ends, it does not hang. Other goodbyes (an exception's, a restart's) mean nothing here."""
+        job = self._state.jobs.get(event.job)
+        if job is not None and event.attempt >= job.attempt:
+            job.ending = True
 
     def _follow_presence(self, tick: AlignedTick) -> None:
         here = set(tick.nodes)
@@ -227,6 +233,7 @@ class HangDetector(Detector):
             if moved_on:
                 del job.opinions[key]
                 text = f"job {job.job} makes steps again" + ("" if opinion.attempt == job.attempt else f" in attempt {job.attempt}")
+                opinion.attempt = job.attempt
                 verdicts.append(self._say(job, opinion, at_ns, text, confidence=0.99, clears=True))
         return verdicts
 
