@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
 
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from streams.store.chdb_server import ChdbServer
 from streams.store.connect import connect
 from streams.store.errors import StoreError, store_errors
 from trainwarden.config import Config
+from trainwarden.embedded.ports import free_port
 from trainwarden.errors import UnavailableError, UsageError
 
 FORMATS = {"table": "PrettyCompactMonoBlock", "csv": "CSVWithNames", "json": "JSONEachRow", "markdown": "Markdown"}
@@ -72,7 +78,7 @@ def sql(config: Config, query: str, format: str = "table") -> str:
         return "".join(f"@{saved.name:22} {saved.about}\n" for saved in saved_queries().values())
     text = resolve(query)
     try:
-        with store_errors("the store refused the query"), contextlib.closing(connect(config.store.url)) as client:
+        with store_errors("the store refused the query"), opened(config) as client:
             return bytes(client.raw_query(text, fmt=FORMATS[format], settings=READ_ONLY)).decode(errors="replace")
     except StoreError as error:
         if isinstance(error.__cause__, DatabaseError):
@@ -80,6 +86,37 @@ def sql(config: Config, query: str, format: str = "table") -> str:
         raise UnavailableError(
             f"no store answers at {config.store.url}: start `trainwarden store`, or set store.url ({error})"
         ) from None
+
+
+@contextlib.contextmanager
+def opened(config: Config) -> Iterator[Any]:
+    """The running store; of an embedded store that has stopped, its directory, owned until the end of the block.
+
+    Raises
+    ------
+    UnavailableError
+        Nobody answers at `store.url`, and there is no directory that this process could open instead.
+    """
+    logging.getLogger("clickhouse_connect").setLevel("ERROR")  # it would log the refusal that is told in one sentence
+    directory = config.store.directory and config.path(config.store.directory)
+    try:
+        client = connect(config.store.url)
+    except UnavailableError:
+        if directory is None or not directory.is_dir():
+            raise
+        with (
+            ChdbServer(directory, port=free_port()) as server,
+            contextlib.closing(server.client(database=database_of(config))) as own,
+        ):
+            yield own
+        return
+    with contextlib.closing(client):
+        yield client
+
+
+def database_of(config: Config) -> str:
+    """The database that `store.url` names."""
+    return urlsplit(config.store.url).path.strip("/") or "default"
 
 
 def resolve(query: str) -> str:

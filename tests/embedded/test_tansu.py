@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwarden.embedded.ports import free_port
-from trainwarden.embedded.ready import ask_metadata
+from trainwarden.embedded.ports import LOOPBACK, free_port
+from trainwarden.embedded.ready import ask_metadata, wait_for_broker
 from trainwarden.embedded.tansu import BINARY_ENV, LIMITS, TansuBroker, find_tansu, serve
 from trainwarden.errors import UnavailableError
 
@@ -65,24 +65,27 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         TansuBroker(tmp_path / "file" / "tansu.log").start()
 
 
-def test_the_command_states_the_limits_and_stops_when_asked(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_the_command_states_the_limits_and_stops_when_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
     stop.set()
-    serve(tmp_path / "tansu.log", free_port(), said.append, stop)
-    assert len(said) == 1
-    assert LIMITS in said[0]
+    with caplog.at_level("INFO"):
+        serve(LOOPBACK, free_port(), tmp_path, stop)
+    assert LIMITS in caplog.text
 
 
 def test_the_command_tells_when_the_broker_ended_by_itself(tmp_path: Path) -> None:
     port = free_port()
 
-    def say(line: str) -> None:
+    def crash_once_up() -> None:
+        wait_for_broker(LOOPBACK, port, timeout_s=20)
         own = next(p for p in Path("/proc").glob("[0-9]*") if _listens_as(p, port))
-        os.kill(int(own.name), 9)  # it is up: crash it
+        os.kill(int(own.name), 9)
 
+    crasher = threading.Thread(target=crash_once_up)
+    crasher.start()
     with pytest.raises(UnavailableError, match="the Tansu broker ended with code -9"):
-        serve(tmp_path / "tansu.log", port, say, threading.Event())
+        serve(LOOPBACK, port, tmp_path, threading.Event())
+    crasher.join()
 
 
 def _listens_as(process: Path, port: int) -> bool:

@@ -38,6 +38,8 @@ def without_us(fault: str, outcome: Outcome) -> str:
     """How long plain torchrun would have stood: measured where it can be, computed from this run where it goes on for ever."""
     if fault in ("kill", "freeze"):
         return _measured(fault)
+    if outcome.kind == "link_down":
+        return f"no step for the process-group time-out ({DEFAULT_GROUP_TIMEOUT_MIN} min), then restarts into the same dead link"
     if fault in ("slow", "slow-loader", "link") and not math.isnan(outcome.step_ms_in_fault):
         ratio = outcome.step_ms_in_fault / outcome.step_ms_before
         medians = f"median {outcome.step_ms_before:.0f} → {outcome.step_ms_in_fault:.0f} ms"

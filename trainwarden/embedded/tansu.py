@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -100,7 +99,9 @@ class TansuBroker:
     ...     print(broker.bootstrap)
     """
 
-    def __init__(self, log_path: Path, port: int | None = None, clock: Clock | None = None, host: str = LOOPBACK) -> None:
+    def __init__(
+        self, log_path: Path, port: int | None = None, clock: Clock | None = None, host: str = LOOPBACK
+    ) -> None:
         self.host = host
         self.port = port if port is not None else free_port(host)
         self._log_path = log_path

@@ -15,7 +15,6 @@ from trainwarden.demo.cluster import Cluster
 from trainwarden.demo.faults.base import Expectation, Fault
 from trainwarden.demo.groups import ControlGroup
 
-
 MIN_SHARE = 0.01
 MEASURE_S = 1.0
 
