@@ -18,6 +18,7 @@ BUDGET_RATIO = 0.0025
 LEAST_NORM_RATIO = 0.0003
 LOCAL_SHARE = 0.75
 SAMPLE_PARTS = 16
+MAX_FAILURES = 3
 now_ns = time.perf_counter_ns
 
 
@@ -70,6 +71,7 @@ class GradientTap:
         self.scale_ns = 0
         self.local_stride = Stride()
         self.reduced_stride = Stride()
+        self.failures = 0
         self._whole = True
         self._part = 0
         self._look_at = -1
@@ -111,8 +113,15 @@ class GradientTap:
         return future.then(self._done)
 
     def _measure(self, buffer: torch.Tensor) -> None:
+        if self.failures >= MAX_FAILURES:
+            return
         started = now_ns()
-        self._squares.append(_square(buffer if self._whole else self._some_of(buffer)))
+        try:
+            self._squares.append(_square(buffer if self._whole else self._some_of(buffer)))
+        except Exception:
+            # Nothing measured here may break the backward pass it sits in.
+            self.failures += 1
+            self._squares.clear()
         self._norm_ns += now_ns() - started
 
     def _some_of(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -140,10 +149,14 @@ class GradientTap:
 
     def reduced_norm(self, must_measure: bool = False) -> Any:
         """Norm of the averaged gradients; must be asked after the backward and before they are cleared."""
-        if not self._buckets or not (self.reduced_stride.due() or must_measure):
+        if not self._buckets or self.failures >= MAX_FAILURES or not (self.reduced_stride.due() or must_measure):
             return None
         started = now_ns()
-        norm = _root([_square(buffer) for buffer in self._buckets])
+        try:
+            norm = _root([_square(buffer) for buffer in self._buckets])
+        except Exception:
+            self.failures += 1
+            return None
         self.reduced_stride.spent(now_ns() - started)
         return norm
 
@@ -163,8 +176,9 @@ def _square(buffer: torch.Tensor) -> Any:
     """Sum of squares: a number on the CPU, a tensor (no synchronisation) on a device."""
     import torch
 
+    wide = torch.float64 if buffer.dtype == torch.float64 else torch.float32
     plain = buffer.dtype == torch.float32
-    square = torch.dot(buffer, buffer) if plain else torch.linalg.vector_norm(buffer, dtype=torch.float32).square()
+    square = torch.dot(buffer, buffer) if plain else torch.linalg.vector_norm(buffer, dtype=wide).square()
     return square.item() if buffer.device.type == "cpu" else square
 
 

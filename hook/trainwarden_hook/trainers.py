@@ -20,6 +20,7 @@ class Trainers:
         self._changed = threading.Condition()
         self._peers: dict[int, Peer] = {}
         self._saved: dict[int, Message] = {}
+        self.path = path
         self._listener = Listener(path, self._serve)
 
     def _serve(self, link: Link) -> None:

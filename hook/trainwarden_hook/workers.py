@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainwarden_hook.zygote import Request, Zygote
 
@@ -107,8 +107,8 @@ class Workers:
             self._next_key += 1
             self._by_key[key] = worker
             self.current.append(worker)
-            self._zygote.spawn(Request(key, request.argv, request.env, request.stdout, request.stderr, request.fresh))
-            self._changed.wait_for(lambda: worker.pid > 0 or self.zygote_lost, SPAWN_TIMEOUT_S)
+            sent = self._zygote.spawn(replace(request, key=key))
+            self._changed.wait_for(lambda: worker.pid > 0 or self.zygote_lost or not sent, SPAWN_TIMEOUT_S)
             if worker.pid == 0:
                 raise RuntimeError(f"the worker for local rank {worker.local_rank} could not be started: the zygote is gone")
 

@@ -49,10 +49,14 @@ class Zygote:
     channel: socket.socket
     closed: bool = field(default=False)
 
-    def spawn(self, request: Request) -> None:
-        """Ask for a worker; its pid comes as an event of kind ``spawned``."""
+    def spawn(self, request: Request) -> bool:
+        """Ask for a worker; its pid comes as an event of kind ``spawned``. ``False`` when the zygote is gone."""
         body = {name: getattr(request, name) for name in Request.__dataclass_fields__}
-        self.channel.send(json.dumps(body).encode())
+        try:
+            self.channel.send(json.dumps(body).encode())
+        except OSError:
+            return False
+        return True
 
     def read(self) -> dict[str, Any] | None:
         """Wait for an event: ``{"spawned": pid, "key"}`` or ``{"exited": pid, "code"}``; ``None`` at the end."""
@@ -165,9 +169,16 @@ def _accept(
         return False
     request = Request(**json.loads(body))
     zygote = os.getpid()
+    ready, steady = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _become_worker(request, zygote, channel, wake, run_worker)
+        os.close(ready)
+        _become_worker(request, zygote, (channel.fileno(), *wake), steady, run_worker)
+    os.close(steady)
+    # Nobody learns the pid before the worker is bound to die with us: one that is stopped
+    # in its first millisecond would otherwise outlive the job.
+    os.read(ready, 1)
+    os.close(ready)
     _tell(channel, {"spawned": pid, "key": request.key})
     return True
 
@@ -175,13 +186,14 @@ def _accept(
 def _become_worker(
     request: Request,
     zygote: int,
-    channel: socket.socket,
-    wake: tuple[int, int],
+    inherited: tuple[int, ...],
+    steady: int,
     run_worker: Callable[[Request], None],
 ) -> NoReturn:
     code: int = 1
     try:
-        _leave_zygote(zygote, channel, wake)
+        _leave_zygote(zygote, inherited)
+        os.close(steady)
         _redirect(request)
         os.environ.update(request.env)
         run_worker(request)
@@ -193,15 +205,14 @@ def _become_worker(
     _finish(code)
 
 
-def _leave_zygote(zygote: int, channel: socket.socket, wake: tuple[int, int]) -> None:
+def _leave_zygote(zygote: int, inherited: tuple[int, ...]) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent(zygote)
     name_process(f"tw-worker-{os.getpid()}")
-    channel.close()
-    for descriptor in wake:
+    for descriptor in inherited:
         os.close(descriptor)
 
 
@@ -213,6 +224,9 @@ def _redirect(request: Request) -> None:
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(target, descriptor)
             os.close(target)
+    if request.stdout or request.stderr:
+        # Whatever the launcher's process has put there is not the worker's.
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     for stream in (sys.stdout, sys.stderr):
         # A killed worker must not take its last lines with it.
         if isinstance(stream, io.TextIOWrapper):

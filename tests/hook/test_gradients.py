@@ -1,0 +1,165 @@
+"""The communication hook: the same gradients as without it, norms within a budget, NaN named in its step."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from trainwarden_hook.gradients import MAX_FAILURES, SAMPLE_PARTS, GradientTap, Stride
+from trainwarden_hook.scalars import DeviceScalar, here, is_bad, read
+
+
+class Bucket:
+    """What DDP hands to a hook."""
+
+    def __init__(self, buffer: torch.Tensor, last: bool = True) -> None:
+        self._buffer = buffer
+        self._last = last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def is_last(self) -> bool:
+        return self._last
+
+
+class Group:
+    """A process group of one that adds nothing."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(tensors)
+        return type("Work", (), {"get_future": lambda _: future})()
+
+
+def one_step(tap: GradientTap, *buffers: torch.Tensor, must: bool = False) -> tuple[Any, Any]:
+    tap.begin(must)
+    for number, buffer in enumerate(buffers):
+        tap(None, Bucket(buffer, number == len(buffers) - 1))  # type: ignore[arg-type]
+    return tap.local_norm(), tap.reduced_norm(must)
+
+
+def test_norms_before_and_after_the_average() -> None:
+    tap = GradientTap(4, Group())
+    local, reduced = one_step(tap, torch.full((9,), 2.0), torch.full((16,), -1.0))
+    assert local == pytest.approx(math.sqrt(9 * 4 + 16))
+    assert reduced == pytest.approx(local / 4)
+    assert tap.handed_ns <= tap.reduced_ns
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_norms_of_other_kinds(dtype: torch.dtype) -> None:
+    local, _ = one_step(GradientTap(1, Group()), torch.full((10000,), 0.5, dtype=dtype))
+    assert local == pytest.approx(50.0, rel=1e-3)
+
+
+def expensive() -> GradientTap:
+    tap = GradientTap(1, Group())
+    tap.local_stride.every = tap.reduced_stride.every = 1000
+    return tap
+
+
+def test_between_measurements_a_good_norm_is_absent_and_nan_is_told() -> None:
+    tap = expensive()
+    assert one_step(tap, torch.ones(1000)) == (None, None)
+    local, _ = one_step(tap, torch.full((1000,), math.nan))
+    assert math.isnan(local)
+    local, _ = one_step(tap, torch.full((1000,), math.inf))
+    assert math.isinf(local) or math.isnan(local)
+
+
+def test_a_single_nan_is_seen_once_the_parts_have_gone_round() -> None:
+    tap = expensive()
+    buffers = torch.ones(1000), torch.ones(37)
+    buffers[1][36] = math.nan
+    seen = [one_step(tap, *buffers)[0] for _ in range(2 * SAMPLE_PARTS + 2)]
+    assert any(value is not None and math.isnan(value) for value in seen)
+
+
+def test_a_step_before_a_save_is_always_measured() -> None:
+    local, reduced = one_step(expensive(), torch.ones(100), must=True)
+    assert (local, reduced) == (10.0, 10.0)
+
+
+def test_the_stride_follows_cost_over_allowance() -> None:
+    stride = Stride()
+    assert stride.due()
+    stride.spent(100_000)
+    stride.allow(25_000)
+    assert stride.every == 4
+    assert [stride.due() for _ in range(4)] == [False, False, False, True]
+
+
+def test_the_budget_lets_cheap_norms_through_and_spreads_dear_ones() -> None:
+    tap = GradientTap(1, Group())
+    tap.own_ns = 20_000
+    tap.local_stride.spent(10_000)
+    tap.settle(step_ns=60e6, recorder_ns=40_000)
+    assert tap.local_stride.every == 1
+    tap.local_stride.spent(10_000_000)
+    for _ in range(30):
+        tap.local_stride.spent(10_000_000)
+    tap.settle(step_ns=60e6, recorder_ns=40_000)
+    assert tap.local_stride.every > 50
+
+
+def test_a_failure_to_measure_is_counted_and_the_average_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.Tensor) -> Any:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr("trainwarden_hook.gradients._square", fail)
+    tap, buffer = GradientTap(2, Group()), torch.ones(4)
+    for _ in range(5):
+        assert one_step(tap, buffer) == (None, None)
+    assert tap.failures == MAX_FAILURES
+    assert buffer[0].item() == 2.0**-5
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def ddp() -> Any:
+    torch.manual_seed(3)
+    return DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Linear(300, 4)))
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_with_the_hook_are_bit_for_bit_those_without() -> None:
+    plain, hooked = ddp(), ddp()
+    tap = GradientTap(1, hooked.process_group)
+    hooked.register_comm_hook(None, lambda state, bucket: tap(state, bucket))
+    for _ in range(3):
+        x = torch.randn(32, 8)
+        for model in (plain, hooked):
+            model.zero_grad()
+        tap.begin()
+        plain(x).square().mean().backward()
+        hooked(x).square().mean().backward()
+        for a, b in zip(plain.parameters(), hooked.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+        total = torch.sqrt(sum((p.grad.square().sum() for p in hooked.parameters()), torch.zeros(())))
+        assert tap.reduced_norm(must_measure=True) == pytest.approx(float(total), rel=1e-5)
+
+
+def test_a_number_on_its_way_from_a_device_is_never_waited_for() -> None:
+    arrived = [False]
+    value = DeviceScalar(torch.tensor(2.5), lambda: arrived[0], lambda: arrived.__setitem__(0, True))
+    assert not here(value)
+    assert read(value) is None
+    assert not is_bad(value)
+    assert arrived[0], "before a save it is waited for"
+    assert read(value) == 2.5
