@@ -164,5 +164,6 @@ def parse_form(content_type: str, body: bytes) -> dict[str, str]:
             raise BodyError(
                 501, f"external data ({name}) is not offered by the embedded store: insert it into a table first"
             )
-        fields[str(name)] = (part.get_payload(decode=True) or b"").decode()
+        content: Any = part.get_payload(decode=True) or b""
+        fields[str(name)] = content.decode()
     return fields

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trainwarden.clock import NS_PER_S
 from trainwarden.demo.faults.base import Expectation
 from trainwarden.demo.observer import Observed
-from trainwarden.records import ActionStatus, Incident
+from trainwarden.records import ActionStatus, Incident, IncidentStatus
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def finished(observed: Observed, expectation: Expectation, injection: Injection,
         return False
     if expectation.executed:
         resumed = observed.newest_attempt > injection.attempt and observed.last_step > injection.step
-        return resumed and bool(observed.done(ActionStatus.VERIFIED))
+        told = incident.status in (IncidentStatus.RECOVERED, IncidentStatus.CLOSED)
+        return resumed and told and bool(observed.done(ActionStatus.VERIFIED))
     told = bool(observed.done(ActionStatus.RECOMMENDED))
     return told and now_ns - incident.timeline.verdict_at_ns > settle_s * NS_PER_S
 
