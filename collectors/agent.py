@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import time
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,10 @@ from collectors.announce import Announcer
 from collectors.base import Context, Facts, Sample, Source, Worker, registry
 from collectors.files import Files
 from collectors.outbox import Outbox, Sender
+from collectors.peers import PeerLearner
 from collectors.ranks import RankBoard
 from collectors.runner import Round, take
+from collectors.sources.mesh import MeshSource
 from collectors.spool import Spool, Value
 from trainwarden import topics
 from trainwarden.bus import Bus, connect
@@ -39,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 JITTER_MAX_MS = 200
 DEADLINE_SHARE = 0.5
-ALIVE_TICKS = 5
+SELF_EVERY_TICKS = 10
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Parts:
     sources: Sequence[Source]
     metrics: Metrics
     announcer: Announcer
+    learner: PeerLearner | None = None
 
 
 class Agent:
@@ -75,12 +79,15 @@ class Agent:
         self._stop_read, self._stop_write = os.pipe()
         os.set_blocking(self._stop_write, False)
         self._last_tick_ns = 0
+        self._ticks = 0
 
     def start(self) -> None:
         """Start the sources and the sender; a source that cannot start stays off, with its reason in each tick."""
         for source in self._parts.sources:
             source.start()
         self._sending.start()
+        if self._parts.learner is not None:
+            self._parts.learner.start()
 
     def run(self) -> None:
         """Tick until `stop` is called."""
@@ -97,6 +104,8 @@ class Agent:
 
     def close(self) -> None:
         """Stop the sources, hand over what can be handed over within a moment; the rest stays in the spool."""
+        if self._parts.learner is not None:
+            self._parts.learner.close()
         for source in self._parts.sources:
             source.close()
         self._sending.close(timeout_s=5.0, wake=self._parts.outbox.waiting.set)
@@ -127,6 +136,16 @@ class Agent:
         parts.announcer.announce(parts.outbox.take_layout_change())
         parts.outbox.put(topics.TICKS.name, self._block, tick, Value.TICK)
         parts.outbox.leave()
+        self._observe_self(now_ns)
+
+    def _observe_self(self, now_ns: int) -> None:
+        metrics = self._parts.metrics
+        metrics.set("tw_tick_at_seconds", now_ns / NS_PER_S)
+        self._ticks += 1
+        if self._ticks % SELF_EVERY_TICKS == 1:
+            metrics.set("tw_process_cpu_seconds", time.process_time())
+            metrics.set("tw_process_resident_bytes", float(resident_bytes()))
+            metrics.set("tw_process_open_files", float(len(os.listdir("/proc/self/fd"))))
 
     def _count_missed(self, now_ns: int) -> None:
         elapsed = (now_ns - self._last_tick_ns) / (self._interval_ms * NS_PER_MS)
@@ -151,7 +170,13 @@ class Agent:
 
     def _sender_failed(self, error: Exception) -> None:
         logger.exception("sending failed: %s", error)
+        self._parts.sender.failed(error)
         self._parts.outbox.waiting.set()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def placements(ranks: RankBoard) -> tuple[Placement, ...]:
@@ -205,12 +230,19 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     boot_id = uuid.uuid4().hex[:16]
     block = topics.node_block(node, collector.rack)
     outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics)
-    ranks = RankBoard(spool_directory / "ranks.json")
+    ranks = RankBoard(spool_directory / "ranks.json", clock)
     context = Context(node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts())
     sources = build_sources(source_tables(config, node, config.path(collector.socket, node, "hook.sock")), context)
-    sender = Sender(lambda: bus or connect(config.kafka.url), spool, clock, metrics)
+
+    def reach() -> Bus:
+        return bus or connect(config.kafka.url)
+
+    sender = Sender(reach, spool, clock, metrics)
     announcer = Announcer(node, collector.rack, clock, outbox, ranks, context.facts, sources)
-    return Agent(node, block, collector.interval_ms, Parts(clock, spool, outbox, sender, ranks, sources, metrics, announcer))
+    learners = [PeerLearner(reach, clock, s) for s in sources if isinstance(s, MeshSource) and s.learns]
+    learner = learners[0] if learners else None
+    parts = Parts(clock, spool, outbox, sender, ranks, sources, metrics, announcer, learner)
+    return Agent(node, block, collector.interval_ms, parts)
 
 
 def run(config: Config) -> None:

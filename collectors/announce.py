@@ -62,7 +62,11 @@ class Announcer:
         self._outbox.put(topics.TOPOLOGY.name, entity.encode(), event, Value.BEACON)
 
     def _job_events(self) -> None:
-        """The ranks of this node; the key names the node too, else the nodes of a job would compact each other away."""
+        """The ranks of this node, and the board saved anew, so that its age tells whether to believe it.
+
+        The key names the node too, else the nodes of a job would compact each other away.
+        """
+        self._ranks.save()
         for job, states in self._ranks.layouts().items():
             attempt = states[0].generation
             since_ns = self._valid_from.setdefault((job, attempt), self._clock.now_ns())

@@ -25,6 +25,8 @@ DEAD_BYTES = 4096
 WAITED_NS = 3 * NS_PER_S
 FLUSH_TIMEOUT_S = 3.0
 BACKOFF_MAX_S = 5.0
+HOPELESS = ("MessageSizeTooLargeError", "RecordListTooLargeError", "InvalidRecordError", "CorruptRecordError")
+"""Reasons that no later attempt would change: such an entry must not block those behind it."""
 
 
 class Outbox:
@@ -122,6 +124,7 @@ class Sender:
         self._publisher: Publisher | None = None
         self.connected = False
         self._backoff_s = 0.0
+        self._hopeless: set[tuple[str, bytes]] = set()
 
     @property
     def backoff_s(self) -> float:
@@ -140,6 +143,11 @@ class Sender:
         self._metrics.set("tw_spool_bytes", self._spool.size_bytes)
         return True
 
+    def failed(self, error: Exception) -> None:
+        """Start over after something unforeseen: what was lent is sent again by a new publisher."""
+        self._spool.release()
+        self._lost(error)
+
     def close(self) -> None:
         """Let the publisher go."""
         publisher, self._publisher = self._publisher, None
@@ -148,14 +156,17 @@ class Sender:
 
     def _send(self, held: list[Held]) -> None:
         if self._publisher is None:
-            self._publisher = self._connect().publisher()
+            self._publisher = self._connect().publisher(self._refused)
         late = 0
         for item in held:
             value = self._value(item.entry)
+            if (item.entry.topic, value) in self._hopeless:
+                continue
             late += value is not item.entry.value
             self._publisher.publish(item.entry.topic, item.entry.key, value)
         self._publisher.flush(FLUSH_TIMEOUT_S)
         self._spool.acknowledge(held[-1].place)
+        self._hopeless.clear()
         if late:
             self._metrics.count("tw_spooled_records_total", late)
         if not self.connected:
@@ -169,7 +180,14 @@ class Sender:
         tick = decode(entry.value)
         return encode(msgspec.structs.replace(tick, spooled=True)) if isinstance(tick, Tick) else entry.value
 
-    def _lost(self, error: TrainwardenError) -> None:
+    def _refused(self, topic: str, key: bytes, value: bytes, reason: str) -> None:
+        del key
+        if reason.startswith(HOPELESS) and (topic, value) not in self._hopeless:
+            logger.error("a record of %d bytes for %s is given up: %s", len(value), topic, reason)
+            self._metrics.count("tw_spool_dropped_total", topic=topic)
+            self._hopeless.add((topic, value))
+
+    def _lost(self, error: Exception) -> None:
         if self.connected or self._backoff_s == 0.0:
             logger.warning("broker away, records wait on disk: %s", error)
         self.connected = False

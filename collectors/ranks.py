@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-KEPT_GENERATIONS_NS = 60 * 1_000_000_000
+from trainwarden.clock import NS_PER_S, Clock, SystemClock
+
+BELIEVED_NS = 180 * NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RankState:
         return f"rank{self.rank}"
 
 
-class _Saved(msgspec.Struct):
+class _SavedRank(msgspec.Struct):
     job: str
     generation: int
     rank: int
@@ -55,10 +57,23 @@ class _Saved(msgspec.Struct):
     pid: int
 
 
-class RankBoard:
-    """Ranks by (job, rank); the newest generation replaces older ones, datagrams of older ones are refused."""
+class _Saved(msgspec.Struct):
+    at_ns: int
+    ranks: list[_SavedRank]
 
-    def __init__(self, path: Path | None = None) -> None:
+
+class RankBoard:
+    """Ranks by (job, rank); the newest generation replaces older ones, datagrams of older ones are refused.
+
+    Parameters
+    ----------
+    path
+        Where the board is kept over restarts of the agent. A board that is older than a few minutes is not believed: its processes
+        ended unseen, and their absence now would look like a death.
+    """
+
+    def __init__(self, path: Path | None = None, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._ranks: dict[tuple[str, int], RankState] = {}
         self._path = path
@@ -134,18 +149,20 @@ class RankBoard:
         """Keep pids over a restart of the agent: a frozen process says no second hello."""
         if self._path is None:
             return
-        rows = [_Saved(s.job, s.generation, s.rank, s.world, s.local_rank, s.pid) for s in self.all() if not s.leaving]
+        rows = [_SavedRank(s.job, s.generation, s.rank, s.world, s.local_rank, s.pid) for s in self.all() if not s.leaving]
         scratch = self._path.with_suffix(f".{threading.get_ident()}.tmp")
         try:
-            scratch.write_bytes(msgspec.json.encode(rows))
+            scratch.write_bytes(msgspec.json.encode(_Saved(self._clock.now_ns(), rows)))
             os.replace(scratch, self._path)
         except OSError:
             scratch.unlink(missing_ok=True)  # a full disk costs the memory over restarts, nothing else
 
     def _load(self, path: Path) -> None:
         try:
-            rows = msgspec.json.decode(path.read_bytes(), type=list[_Saved])
+            saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
         except (OSError, msgspec.DecodeError):
             return
-        for row in rows:
+        if abs(self._clock.now_ns() - saved.at_ns) > BELIEVED_NS:
+            return
+        for row in saved.ranks:
             self._ranks[row.job, row.rank] = RankState(row.job, row.generation, row.rank, row.world, row.local_rank, row.pid)

@@ -37,6 +37,10 @@ MetricName = Literal[
     "tw_up",  # 1 while the component runs
     "tw_spool_bytes",  # bytes waiting on disk
     "tw_open_incidents",  # incidents not closed
+    "tw_tick_at_seconds",  # unix time of the collector's newest tick: its age is the agent's liveness
+    "tw_process_cpu_seconds",  # processor time of this process so far
+    "tw_process_resident_bytes",  # its resident memory
+    "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
     # sums with count: <name>_sum and <name>_count ------------------------------------------------------------------------
     "tw_frame_ms",  # time to run all detectors over a frame

@@ -83,6 +83,7 @@ class MeshSource(Source):
         rail_address: str = option("", "address that probes leave from and are answered on")
         probe_port: int = option(9471, "UDP port of the responder; 0 switches probing off")
         peers: dict[str, str] = option({}, 'node = "ip:port" of responders')
+        learn: bool = option(True, "probe nodes that announce themselves on the topology topic, beside `peers`")
         device: str = option("", "network device to bind to, where several rails share a subnet (needs CAP_NET_RAW)")
         probes_per_s: float = option(4.0, "probes per peer and second")
         timeout_ms: float = option(200.0, "an answer later than this is a loss")
@@ -113,14 +114,20 @@ class MeshSource(Source):
             return
         self._worker.start()
 
+    @property
+    def learns(self) -> bool:
+        """Whether peers are to be looked for."""
+        return bool(self.settings.learn and self.settings.rail_address and self.settings.probe_port)
+
     def learn(self, peers: dict[str, str]) -> None:
         """Peers found in the topology; those given in the configuration win."""
         given = dict(self.settings.peers)
         merged = {**dict(list(peers.items())[:LEARNT_LIMIT]), **given}
         merged.pop(self.context.node, None)
+        wanted = {name: _address(name, text) for name, text in merged.items()}
         with self._lock:
-            self._wanted = {name: _address(name, text) for name, text in merged.items()}
-            self._changed = True
+            self._changed = self._changed or wanted != self._wanted
+            self._wanted = wanted
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns

@@ -26,10 +26,11 @@ from collectors.ranks import RankBoard
 from collectors.runner import Runner
 from collectors.spool import Spool
 from trainwarden import topics
+from trainwarden.bus import FailureHandler
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock, SystemClock
 from trainwarden.config import Config, from_table
-from trainwarden.errors import ConfigError, UsageError
+from trainwarden.errors import BusError, ConfigError, UsageError
 from trainwarden.records import Catalog, DeadLetter, LogEvent, Record, StepReport, StepRow, Tick, TopologyEvent, decode
 from trainwarden.selfmetrics import Metrics
 
@@ -444,3 +445,45 @@ def test_sigterm_ends_the_process_cleanly(tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=30)
     assert (process.returncode, said.strip()) == (0, "clean")
     assert not (tmp_path / "n0" / "hook.sock").exists()
+
+
+def test_an_old_board_of_ranks_is_not_believed(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    RankBoard(tmp_path / "ranks.json", clock).seen("j", 2, 3, pid=7)
+    clock.sleep(60)
+    assert len(RankBoard(tmp_path / "ranks.json", clock).all()) == 1
+    clock.sleep(600)
+    assert RankBoard(tmp_path / "ranks.json", clock).all() == []
+
+
+def test_a_hopeless_record_does_not_block_those_behind_it(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+    node = Node(tmp_path, bus, clock)
+    for n in range(3):
+        node.outbox.log(LogEvent(code=f"c:{n}"), urgent=False)
+
+    class Picky:
+        """A publisher that finds the second record too large."""
+
+        def __init__(self, on_failure: FailureHandler) -> None:
+            self._on_failure, self._failures = on_failure, 0
+
+        def publish(self, topic: str, key: bytes, value: bytes) -> None:
+            if decode(value).code == "c:1":
+                self._failures += 1
+                self._on_failure(topic, key, value, "MessageSizeTooLargeError: 2 MB")
+            else:
+                bus.append(topic, key, value)
+
+        def flush(self, timeout_s: float) -> None:
+            failures, self._failures = self._failures, 0
+            if failures:
+                raise BusError(f"{failures} were not delivered")
+
+        def close(self) -> None: ...
+
+    bus.publisher = Picky  # type: ignore[method-assign, assignment]
+    assert not node.sender.deliver()
+    assert node.sender.deliver()
+    assert [e.code for e in published(bus, LogEvent, topics.LOGS)][-2:] == ["c:0", "c:2"]
+    assert node.spool.size_bytes == 0
+    assert node.metrics.value("tw_spool_dropped_total", topic=topics.LOGS.name) == 1

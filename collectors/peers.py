@@ -1,0 +1,106 @@
+"""Whom to probe, learnt from what the other nodes announce on the topology topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from collectors.base import Worker
+from collectors.echo import split_address
+from trainwarden import topics
+from trainwarden.bus import Bus, Subscriber
+from trainwarden.clock import NS_PER_S, Clock
+from trainwarden.errors import DecodeError, TrainwardenError
+from trainwarden.records import TopologyEvent, decode
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+FORGET_NS = 600 * NS_PER_S
+
+
+class Learner(Protocol):
+    """Who wants to know the probe addresses of all nodes."""
+
+    def learn(self, peers: dict[str, str]) -> None:
+        """Take the present picture, node → ip:port."""
+        ...
+
+
+class PeerLearner:
+    """Reads announcements every half minute; a node that announced nothing for ten minutes is forgotten.
+
+    Without a broker, or with one that fails, the last picture stays.
+    """
+
+    def __init__(self, connect: Callable[[], Bus], clock: Clock, learner: Learner) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._learner = learner
+        self._subscriber: Subscriber | None = None
+        self._peers: dict[str, tuple[str, int]] = {}
+        self._worker = Worker("tw-peers", self._turn, self._failed)
+
+    def start(self) -> None:
+        """Begin to learn."""
+        self._worker.start()
+
+    def close(self) -> None:
+        """End."""
+        self._worker.close(timeout_s=3.0)
+        self._drop()
+
+    def read(self) -> None:
+        """Take in everything announced since the last call, and pass the picture on."""
+        try:
+            if self._subscriber is None:
+                self._subscriber = self._connect().subscriber([topics.TOPOLOGY.name])
+            while messages := self._subscriber.poll(0.5):
+                for message in messages:
+                    self._take(message.value)
+        except TrainwardenError as error:
+            logger.info("peers are not learnt now: %s", error)
+            self._drop()
+        self._forget()
+        self._learner.learn({node: address for node, (address, _) in self._peers.items()})
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            event = decode(payload)
+        except DecodeError:
+            return  # the stream workers bury what nobody can read
+        if not isinstance(event, TopologyEvent) or not event.entity.startswith("node:"):
+            return
+        node = event.entity.removeprefix("node:")
+        address = event.attributes.get("probe_address", "")
+        if event.removed or not _is_address(address):
+            self._peers.pop(node, None)
+        else:
+            self._peers[node] = (address, event.observed_at_ns)
+
+    def _forget(self) -> None:
+        limit_ns = self._clock.now_ns() - FORGET_NS
+        self._peers = {node: known for node, known in self._peers.items() if known[1] >= limit_ns}
+
+    def _turn(self) -> None:
+        self.read()
+        self._worker.wait(EVERY_S)
+
+    def _drop(self) -> None:
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None:
+            subscriber.close()
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("learning peers failed: %s: %s", type(error).__name__, error)
+        self._subscriber = None
+        self._worker.wait(EVERY_S)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        split_address(text)
+    except ValueError:
+        return False
+    return True
