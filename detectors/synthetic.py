@@ -30,7 +30,8 @@ _PHASES = {"first": 1.0, "train": 2.0, "eval": 3.0, "checkpoint": 4.0}
 class Scene:
     """What is wrong in one second; ranks and nodes by number. Milliseconds.
 
-    `host` maps (node, metric) to a value that replaces the usual one. `log_events` are (node, code, attributes, rank).
+    `host` maps (node, metric) to a value that replaces the usual one. `log_events` are (node, code, attributes, rank), 50 ms apart.
+    `phase` is what the processes are at. `leaves` are read when an attempt begins.
     """
 
     compute_ms: dict[int, float] = field(default_factory=dict)
@@ -48,6 +49,9 @@ class Scene:
     log_events: list[tuple[int, str, dict[str, str], int]] = field(default_factory=list)
     members: tuple[int, ...] | None = None
     attempt: int = 0
+    phase: str = "train"
+    cpu_cores: dict[int, float] = field(default_factory=dict)
+    leaves: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class SyntheticCluster:
         topology = Topology()
         for number in range(self.nodes):
             topology.apply(TopologyEvent(entity=f"node:{node_name(number)}", origin="scheduler", valid_from_ns=at_ns,
-                                         attributes={"leaf": "leaf0"}))  # fmt: skip
+                                         attributes={"leaf": scene.leaves.get(number, "leaf0")}))  # fmt: skip
         ranks = tuple((rank, node_name(number), "gpu0") for rank, number in enumerate(members))
         topology.apply(TopologyEvent(entity=f"job:{JOB}", origin="scheduler", valid_from_ns=at_ns, attempt=scene.attempt, ranks=ranks))
         self._topology = topology
@@ -142,7 +146,7 @@ class SyntheticCluster:
         saving = self._step % self.save_every == 0
         data = 1.0 + rng.exponential(0.5, size) + [scene.data_ms.get(number, 0.0) for number in members]
         compute = rng.normal(0.7 * self.step_ms, 0.05 * self.step_ms, size) + rng.exponential(0.04 * self.step_ms, size)
-        compute += rng.random(size) ** 40 * self.step_ms + [scene.compute_ms.get(number, 0.0) + 2.0 * (number == 1) for number in members]
+        compute += rng.random(size) ** 150 * self.step_ms + [scene.compute_ms.get(number, 0.0) + 2.0 * (number == 1) for number in members]
         local = data + compute + (1000.0 if phase == "eval" else 0.0)
         duration = local.max() + 0.15 * self.step_ms + scene.network_ms + rng.exponential(0.02 * self.step_ms)
         poisoned = bool(scene.not_finite)
@@ -187,10 +191,10 @@ class SyntheticCluster:
         for rank, number in enumerate(members):
             if number in heard:
                 state = scene.states.get(number, 2)
-                cpu = 0.0 if scene.standing else float(0.4 + 0.03 * self._rng.normal())
+                cpu = scene.cpu_cores.get(number, 0.0 if scene.standing else float(0.4 + 0.03 * self._rng.normal()))
                 age_s = math.nan if scene.standing else 0.05
                 entities.append((node_name(number), f"rank{rank}"))
-                rows.append([float(state not in (0, 5)), float(state), cpu, 0.0, float(self._step), age_s, _PHASES["train"]])
+                rows.append([float(state not in (0, 5)), float(state), cpu, 0.0, float(self._step), age_s, _PHASES[scene.phase]])
         return _matrix("process", entities, _PROCESS, rows)
 
     def _nics(self, scene: Scene, heard: list[int]) -> FamilyMatrix:

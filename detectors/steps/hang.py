@@ -310,6 +310,8 @@ class HangDetector(Detector):
         return plain if phase in ("train", "") else max(plain, self.settings.long_phase_s, 3.0 * job.longest_ms / 1000)
 
     def _stuck(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
+        if 2 * len(self._silent_nodes(job)) > len(set(job.nodes.values())):
+            return []
         if job.processes and all(p.run_of(STATE_NONE, STATE_ZOMBIE) for p in job.processes.values()):
             return []
         rank, why = _odd_process(job)

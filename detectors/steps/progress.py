@@ -68,7 +68,10 @@ class Opinion(msgspec.Struct):
 
 
 class JobProgress(msgspec.Struct):
-    """One job's attempt, as far as this worker heard of it."""
+    """One job's attempt, as far as this worker heard of it.
+
+    `rank_steps` is the newest step of each rank by any source, `reported` by its own step reports.
+    """
 
     job: str
     attempt: int = -1
@@ -79,6 +82,7 @@ class JobProgress(msgspec.Struct):
     newest_step: int = -1
     nodes: dict[int, str] = {}
     rank_steps: dict[int, int] = {}
+    reported: dict[int, int] = {}
     durations_ms: list[float] = []
     longest_ms: float = 0.0
     last_phase: str = ""
@@ -92,18 +96,19 @@ class JobProgress(msgspec.Struct):
     def begin(self, attempt: int, event_ns: int) -> None:
         """A newer attempt: what was learnt of step times stays, all else starts again."""
         self.attempt, self.started_ns, self.progress_ns = attempt, event_ns, event_ns
-        self.nodes, self.rank_steps, self.processes, self.exits = {}, {}, {}, []
+        self.nodes, self.rank_steps, self.reported, self.processes, self.exits = {}, {}, {}, {}, []
         self.steps_seen, self.newest_step, self.last_phase, self.decided, self.ending = 0, -1, "", False, False
 
     def take_in(self, report: StepReport, event_ns: int) -> None:
-        """Rows of one rank; only a step further than any heard of this rank is progress."""
+        """Rows of one rank; only a step further than any reported by this rank is progress."""
         self.nodes[report.rank] = report.node
-        known = self.rank_steps.get(report.rank, -1)
+        known = self.reported.get(report.rank, -1)
         fresh = [row for row in report.rows if row.step > known]
         if not fresh:
             return
         last = max(fresh, key=lambda row: row.step)
-        self.rank_steps[report.rank] = last.step
+        self.reported[report.rank] = last.step
+        self.rank_steps[report.rank] = max(last.step, self.rank_steps.get(report.rank, -1))
         self.steps_seen += len(fresh)
         for row in fresh:
             if row.step > self.newest_step:

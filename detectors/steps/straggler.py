@@ -21,6 +21,7 @@ from trainwarden.records import Entity, EntityKind, Evidence, StepReport, Verdic
 
 _KEPT_BLOCKS = 40
 _FRESH_NS = 6 * NS_PER_S
+_CALM_NS = 12 * NS_PER_S
 _JOB_SILENCE_NS = 3600 * NS_PER_S
 
 
@@ -43,7 +44,8 @@ class StragglerSettings:
     least_share
         Share of the job's step that the rank must cost before it matters.
     stalls, bursts, stall_window_s, stall_share
-        Intermittent stalls: so many single long steps in so many bursts within the window, and this share of all the job's stalls.
+        Intermittent stalls: so many single long steps within the window, in so many bursts with calm between them (or twice as many
+        lone ones), and this share of all the job's stalls.
     job_slow_ratio, job_slow_s
         Whole-job slowness with nobody to blame.
     restate_s
@@ -286,11 +288,15 @@ class StragglerDetector(Detector):
         usual_count = float(state.stall_rate[rank]) * self.settings.stall_window_s / max((block.end_ns - block.start_ns) / NS_PER_S, 1e-3)
         mine = [stall for stall in state.stalls if stall.rank == rank]
         enough = len(mine) >= self.settings.stalls and len(mine) >= self.settings.stall_share * len(state.stalls)
-        if not enough or block.end_ns - mine[-1].at_ns > _FRESH_NS or _bursts(mine) < self.settings.bursts or len(mine) < 3.0 * usual_count:
+        if not enough or block.end_ns - mine[-1].at_ns > _FRESH_NS or len(mine) < 3.0 * usual_count:
+            return []
+        bursts = _bursts(mine)
+        if sum(len(burst) > 1 for burst in bursts) < self.settings.bursts and len(bursts) < 2 * self.settings.bursts:
             return []
         kind = "data_slow" if sum(stall.data for stall in mine) > 0.5 * len(mine) else "compute_slow"
         excess = float(np.median([stall.excess_ms for stall in mine]))
-        return self._open(state, Blame(kind, state.assembly.nodes[rank], rank, mine[0].at_ns, excess, True), block)
+        onset_ns = next((burst[0].at_ns for burst in bursts if len(burst) > 1), mine[0].at_ns)
+        return self._open(state, Blame(kind, state.assembly.nodes[rank], rank, onset_ns, excess, True), block)
 
     def _blame_job(self, state: JobState, block: Block) -> list[Verdict]:
         if block.step_ms < self.settings.job_slow_ratio * state.usual.step_ms:
@@ -330,7 +336,7 @@ class StragglerDetector(Detector):
         if blame.rank < 0:
             return bool(block.step_ms < 0.6 * self.settings.job_slow_ratio * state.usual.step_ms)
         if blame.stalling:
-            return not any(stall.rank == blame.rank for stall in state.stalls)
+            return sum(stall.rank == blame.rank and block.end_ns - stall.at_ns < _CALM_NS for stall in state.stalls) < 2
         return bool(block.excess[blame.rank] - state.usual.excess[blame.rank] < 0.35 * blame.excess_ms)
 
     def _goes_on(self, state: JobState, blame: Blame, block: Block) -> bool:
@@ -377,9 +383,14 @@ def _mean_over(run: list[Block], field: str, rank: int) -> float:
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else 0.0
 
 
-def _bursts(stalls: list[Stall]) -> int:
-    times = np.array([stall.at_ns for stall in stalls])
-    return 1 + int(np.sum(np.diff(times) > 1.5 * NS_PER_S))
+def _bursts(stalls: list[Stall]) -> list[list[Stall]]:
+    """Stalls in groups, parted by calm of at least 1.5 s."""
+    groups: list[list[Stall]] = []
+    for stall in stalls:
+        if not groups or stall.at_ns - groups[-1][-1].at_ns > 1.5 * NS_PER_S:
+            groups.append([])
+        groups[-1].append(stall)
+    return groups
 
 
 def _score(state: JobState, blame: Blame) -> float:
