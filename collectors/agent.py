@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -81,6 +82,11 @@ class Agent:
         self._last_tick_ns = 0
         self._ticks = 0
 
+    @property
+    def metrics(self) -> Metrics:
+        """Self-metrics of this agent."""
+        return self._parts.metrics
+
     def start(self) -> None:
         """Start the sources and the sender; a source that cannot start stays off, with its reason in each tick."""
         for source in self._parts.sources:
@@ -93,7 +99,12 @@ class Agent:
         """Tick until `stop` is called."""
         self._parts.metrics.set("tw_up", 1)
         while not self._wait(self.next_tick_ns() - self._parts.clock.now_ns()):
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                # one tick is lost and counted; an agent that ends would lose all that follow
+                logger.exception("tick failed")
+                self._parts.metrics.count("tw_source_gaps_total", source="agent", reason="error")
 
     def stop(self) -> None:
         """End `run`; may be called from a signal handler or another thread."""
@@ -254,11 +265,13 @@ def run(config: Config) -> None:
         When the spool, the socket or the metrics port cannot be had, or a setting is wrong.
     """
     agent = build(config, SystemClock())
-    page = _serve(agent._parts.metrics, config.collector.metrics_listen)
+    page = None
     before = {number: signal.signal(number, _stopper(agent)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        page = _serve(agent.metrics, config.collector.metrics_listen)
         agent.start()
         logger.info("collector of node %s runs", node_name(config))
+        gc.freeze()  # what is loaded by now stays: no later collection needs to look at it
         agent.run()
     finally:
         for number, handler in before.items():

@@ -63,7 +63,9 @@ class ProcessSource(Source):
         for state in states:
             row = self._row(state)
             if row is not None:
-                rows[state.device] = {**row, **self._progress(state)}
+                # two jobs on one node may both have a rank of this number
+                device = state.device if state.device not in rows else f"{state.job}/{state.device}"
+                rows[device] = {**row, **self._progress(state)}
         self._forget_others({state.pid for state in states})
         return Sample(PROCESS.block(rows))
 
