@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from email.parser import BytesParser
 from email.policy import HTTP
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CHUNK_BYTES = 256 * 1024
 _MAX_LINE_BYTES = 1024

@@ -64,6 +64,7 @@ def judge(observed: Observed, expectation: Expectation, injection: Injection) ->
     if not expectation.kinds:
         _judge_quiet(observed, outcome)
         return outcome
+    _judge_others(observed, injection, outcome)
     if incident is None:
         outcome.failures.append("no incident was opened")
         return outcome
@@ -90,11 +91,24 @@ def _judge_quiet(observed: Observed, outcome: Outcome) -> None:
         outcome.failures.append("the job was restarted although nothing was wrong")
 
 
+def _judge_others(observed: Observed, injection: Injection, outcome: Outcome) -> None:
+    """Whoever else was accused, before the fault or beside it, was accused falsely."""
+    for incident in observed.loud_incidents():
+        blames = ", ".join(map(str, incident.culprits)) or "nobody"
+        if incident.timeline.verdict_at_ns < injection.at_ns:
+            outcome.failures.append(f"false alarm before the fault: {incident.kind} on {blames}")
+        elif _nodes(incident) - {injection.node} and incident is not blamed(observed, injection):
+            outcome.failures.append(f"accused {blames} of {incident.kind} too")
+
+
+def _nodes(incident: Incident) -> set[str]:
+    return {entity.node or entity.name for entity in incident.culprits}
+
+
 def _judge_culprit(incident: Incident, expectation: Expectation, injection: Injection, outcome: Outcome) -> None:
     outcome.kind = incident.kind
     outcome.named = ", ".join(str(entity) for entity in incident.culprits) or "nobody"
-    nodes = {entity.node or entity.name for entity in incident.culprits}
-    if nodes != {injection.node}:
+    if _nodes(incident) != {injection.node}:
         outcome.failures.append(f"named {outcome.named}, the fault was on {injection.node}")
     if incident.kind not in expectation.kinds:
         outcome.failures.append(f"called it {incident.kind}, expected {' or '.join(expectation.kinds)}")

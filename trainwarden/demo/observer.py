@@ -135,7 +135,8 @@ class Observer:
     def stop(self) -> None:
         """Stop reading."""
         self._stop.set()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
 
     def _run(self) -> None:
         subscriber = self._bus.subscriber([topic.name for topic in WATCHED])

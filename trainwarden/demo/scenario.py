@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainwarden.bus import connect
-from trainwarden.clock import NS_PER_S
 from trainwarden.demo.cluster import Cluster, Layout
-from trainwarden.demo.faults.base import Fault
+from trainwarden.demo.faults.base import Expectation, Fault
 from trainwarden.demo.judge import Injection, Outcome, finished, judge
 from trainwarden.demo.network import Loopback, Namespaces, Network
 from trainwarden.demo.observer import Observer
 from trainwarden.demo.receiver import Receiver
-from trainwarden.errors import UnavailableError
 from trainwarden.records import ActionResult, Incident, Plan, Verdict
 
 WARM_STEPS = 150
@@ -57,77 +55,73 @@ def run(
     before_stop
         Called with the run while everything still runs (to ask the store, to look at the status page).
     """
-    rng = random.Random(layout.seed)
-    network: Network = Namespaces() if fault.needs_namespaces else Loopback()
     receiver = Receiver()
     receiver.start()
-    layout = _with_webhook(layout, receiver)
-    cluster = Cluster(layout, network, say)
-    number = rng.randrange(layout.nodes)
-    observer: Observer | None = None
+    network: Network = Namespaces() if fault.needs_namespaces else Loopback()
+    cluster = Cluster(replace(layout, webhook_url=receiver.url), network, say)
+    stage = _Stage(cluster, fault, fault.expectation.under(layout.mode), random.Random(layout.seed), say)
     try:
-        say(
-            f"starting broker, store, worker, actions, {layout.nodes} collectors and {layout.nodes} ranks in {cluster.directory}"
-        )
-        cluster.start()
-        observer = Observer(connect(cluster.kafka_url), _narrator(say))
-        observer.start()
-        _wait_for_steps(cluster, observer, say)
-        injection = _inject(cluster, observer, fault, number, rng)
-        say(
-            f"FAULT {fault.name} on {injection.node} (rank {injection.rank}) at step {injection.step}: {injection.sentence}"
-        )
-        _watch(cluster, observer, fault, number, injection, quiet_s if not fault.expectation.kinds else deadline_s)
-        result = Run(judge(observer.observed, fault.expectation, injection), injection, observer, receiver, cluster)
+        stage.begin()
+        injection = stage.hurt()
+        stage.watch(injection, deadline_s if stage.expectation.kinds else quiet_s)
+        outcome = judge(stage.observer.observed, stage.expectation, injection)
+        result = Run(outcome, injection, stage.observer, receiver, cluster)
         if before_stop is not None:
             before_stop(result)
         return result
     finally:
-        fault.undo(cluster, number)
-        if observer is not None:
-            observer.stop()
-        cluster.stop()
+        stage.end()
         receiver.stop()
 
 
-def _with_webhook(layout: Layout, receiver: Receiver) -> Layout:
-    from dataclasses import replace
+class _Stage:
+    """The cluster with its observer and the node to be hurt."""
 
-    return replace(layout, webhook_url=receiver.url)
+    def __init__(self, cluster: Cluster, fault: Fault, expectation: Expectation, rng: random.Random, say: Say) -> None:
+        self.cluster, self.fault, self.expectation = cluster, fault, expectation
+        self._rng, self._say = rng, say
+        self._number = rng.randrange(cluster.layout.nodes)
+        self.observer = Observer(connect(cluster.kafka_url), _narrator(say))
 
+    def begin(self) -> None:
+        """Start everything and let every rank step for a while, so that detectors have something to compare with."""
+        nodes, where = self.cluster.layout.nodes, self.cluster.directory
+        self._say(f"starting broker, store, worker, actions, {nodes} collectors and {nodes} ranks in {where}")
+        self.cluster.start()
+        self.observer.start()
+        observed, wait = self.observer.observed, self.cluster.wait
+        wait(lambda: observed.last_step >= 0, START_S, "the ranks did not begin to step")
+        self._say(f"all {nodes} ranks are training; warming up for {WARM_STEPS} steps")
+        wait(lambda: observed.last_step >= WARM_STEPS, START_S, f"the ranks did not reach step {WARM_STEPS}")
 
-def _wait_for_steps(cluster: Cluster, observer: Observer, say: Say) -> None:
-    """Wait until every rank has stepped for a while, so that detectors have something to compare with."""
-    cluster.wait(lambda: observer.observed.last_step >= 0, START_S, "the ranks did not begin to step")
-    say(f"all {cluster.layout.nodes} ranks are training; warming up for {WARM_STEPS} steps")
-    cluster.wait(
-        lambda: observer.observed.last_step >= WARM_STEPS, START_S, f"the ranks did not reach step {WARM_STEPS}"
-    )
+    def hurt(self) -> Injection:
+        """Inject the fault."""
+        observed, node = self.observer.observed, self.cluster.node(self._number)
+        attempt = observed.newest_attempt
+        rank = next((r for (a, r), where in observed.node_of_rank.items() if a == attempt and where == node), -1)
+        self.fault.prepare(self.cluster, self._number)
+        at_ns = time.time_ns()
+        sentence = self.fault.inject(self.cluster, self._number, self._rng)
+        injection = Injection(self.fault.name, node, rank, at_ns, observed.last_step, attempt, sentence)
+        self._say(f"FAULT {self.fault.name} on {node} (rank {rank}) at step {injection.step}: {sentence}")
+        return injection
 
+    def watch(self, injection: Injection, limit_s: float) -> None:
+        """Return when the run can be judged or its time is over; a fault-free run always takes its whole time."""
+        begun = time.monotonic()
+        while (seconds := time.monotonic() - begun) < limit_s:
+            self.fault.progressed(self.cluster, self._number, seconds)
+            observed = self.observer.observed
+            if self.expectation.kinds and finished(observed, self.expectation, injection, SETTLE_S, time.time_ns()):
+                return
+            self.cluster.children.require_alive()
+            time.sleep(0.1)
 
-def _inject(cluster: Cluster, observer: Observer, fault: Fault, number: int, rng: random.Random) -> Injection:
-    observed = observer.observed
-    attempt, node = observed.newest_attempt, cluster.node(number)
-    rank = next((r for (a, r), where in observed.node_of_rank.items() if a == attempt and where == node), -1)
-    fault.prepare(cluster, number)
-    at_ns = time.time_ns()
-    sentence = fault.inject(cluster, number, rng)
-    return Injection(fault.name, node, rank, at_ns, observed.last_step, attempt, sentence)
-
-
-def _watch(
-    cluster: Cluster, observer: Observer, fault: Fault, number: int, injection: Injection, limit_s: float
-) -> None:
-    """Return when the run can be judged or its time is over; a fault-free run always takes its whole time."""
-    begun = time.monotonic()
-    while (seconds := time.monotonic() - begun) < limit_s:
-        fault.progressed(cluster, number, seconds)
-        if fault.expectation.kinds and finished(
-            observer.observed, fault.expectation, injection, SETTLE_S, time.time_ns()
-        ):
-            return
-        cluster.children.require_alive()
-        time.sleep(0.1)
+    def end(self) -> None:
+        """Take everything away."""
+        self.fault.undo(self.cluster, self._number)
+        self.observer.stop()
+        self.cluster.stop()
 
 
 def _narrator(say: Say) -> Callable[[object], None]:
@@ -153,14 +147,3 @@ def _line(record: object) -> str:
     if isinstance(record, ActionResult):
         return f"action    {record.verb or 'plan'} {record.target} {record.status} {record.reason}"
     return ""
-
-
-def elapsed_s(since_ns: int) -> float:
-    """Seconds since a wall-clock moment."""
-    return (time.time_ns() - since_ns) / NS_PER_S
-
-
-def need(condition: bool, sentence: str) -> None:
-    """Raise `UnavailableError` with `sentence` unless `condition`."""
-    if not condition:
-        raise UnavailableError(sentence)

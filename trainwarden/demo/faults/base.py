@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from trainwarden.demo.cluster import Cluster
+from trainwarden.records import Mode
 from trainwarden.registry import Registry
 
 
@@ -33,6 +34,13 @@ class Expectation:
     recommended: tuple[str, ...] = ()
     leaves: bool = False
     within_s: float = 20.0
+
+    def under(self, mode: str) -> Expectation:
+        """The right answer when the operator allows less than `auto`: the same verbs, recommended and not carried out."""
+        if mode == Mode.AUTO:
+            return self
+        recommended = self.recommended + tuple(verb for verb in self.executed if verb not in self.optional)
+        return replace(self, executed=(), recommended=recommended, leaves=False)
 
 
 class Fault(ABC):
