@@ -203,7 +203,7 @@ class LogfileSource(Source):
         """Look at every file once."""
         for name, path in self.settings.files.items():
             try:
-                lines = self._reader(name, Path(path)).poll(self.settings.bytes_per_poll)
+                lines = self._reader(name, path).poll(self.settings.bytes_per_poll)
             except OSError as error:
                 self._trouble(name, path, error)
                 continue
@@ -242,10 +242,10 @@ class LogfileSource(Source):
             rank=int(rank) if rank.isdigit() else -1,
         )  # fmt: skip
 
-    def _reader(self, name: str, path: Path) -> Reader:
+    def _reader(self, name: str, location: str) -> Reader:
         reader = self._readers.get(name)
         if reader is None:
-            saved = self._saved.get(name)
+            saved, path = self._saved.get(name), Path(location)
             if path.exists() and stat.S_ISCHR(path.stat().st_mode):
                 reader = KernelRing(path, saved, _kernel_boot())
             else:
