@@ -14,6 +14,7 @@ import numpy as np
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.mesh.blame import Explanation, explain
 from detectors.mesh.pairs import RING, Pairs
+from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
@@ -167,26 +168,30 @@ class MeshLinkDetector(Detector):
     # --- what is seen --------------------------------------------------------------------------------------------------------
 
     def _follow_steps(self, frame: Frame) -> None:
+        """Each step once, by whoever reports it first: in a synchronous job all ranks take equally long."""
         for report in frame.steps:
             pace = self._state.paces.setdefault(report.job, Pace())
-            for row in report.rows:
-                if row.phase in ("train", "") and math.isfinite(row.duration_ms):
-                    self._follow_step(pace, row)
+            if report.rows and report.rows[-1].step < pace.newest_step - 100:
+                pace.newest_step = -1
+            self._follow_rows(pace, [row for row in report.rows if row.step > pace.newest_step])
             horizon_ns = report.observed_at_ns - int(self.settings.stall_window_s * NS_PER_S)
             pace.stalls_ns = [at for at in pace.stalls_ns if at >= horizon_ns][-256:]
         running = {layout.job for layout in frame.topology.jobs()} | {report.job for report in frame.steps}
         self._state.paces = {job: pace for job, pace in self._state.paces.items() if job in running}
 
-    def _follow_step(self, pace: Pace, row: StepRow) -> None:
-        learnt = pace.steps > 20
-        if learnt and row.step > pace.newest_step and row.duration_ms > pace.usual_ms + self.settings.stall_ms:
-            pace.stalls_ns.append(row.started_at_ns)
-        pace.newest_step = row.step if row.step > pace.newest_step or row.step < pace.newest_step - 20 else pace.newest_step
-        pace.newest_ms = [*pace.newest_ms[-23:], row.duration_ms]
-        if not learnt or pace.ratio() < self.settings.fabric_job_ratio:
-            bounded = min(row.duration_ms, 2.0 * pace.usual_ms) if learnt else row.duration_ms
-            pace.usual_ms += max(1.0 / (pace.steps + 1), 1.0 / _KEPT_STEPS) * (bounded - pace.usual_ms)
-        pace.steps += 1
+    def _follow_rows(self, pace: Pace, rows: list[StepRow]) -> None:
+        plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
+        pace.newest_step = max((row.step for row in rows), default=pace.newest_step)
+        pace.newest_ms = [*pace.newest_ms, *(row.duration_ms for row in plain)][-8:]
+        usual_now = pace.steps <= 20 or pace.ratio() < self.settings.fabric_job_ratio
+        for row in plain:
+            learnt = pace.steps > 20
+            if learnt and row.duration_ms > pace.usual_ms + self.settings.stall_ms:
+                pace.stalls_ns.append(row.started_at_ns)
+            if usual_now:
+                bounded = min(row.duration_ms, 2.0 * pace.usual_ms) if learnt else row.duration_ms
+                pace.usual_ms += max(1.0 / (pace.steps + 1), 1.0 / _KEPT_STEPS) * (bounded - pace.usual_ms)
+            pace.steps += 1
 
     def _follow_absence(self, tick: AlignedTick) -> None:
         before = self._state.absent
@@ -357,10 +362,7 @@ class MeshLinkDetector(Detector):
             rows = np.array([(target == opinion.place) is mine for _, target in pairs.keys], dtype=np.bool_)
             if not rows.any():
                 continue
-            rtt = pairs.rtt_ms[rows][:, slots]
-            known = np.isfinite(rtt).any(axis=0)
-            middle = np.full(len(slots), np.nan)
-            middle[known] = np.nanmedian(rtt[:, known], axis=0)
+            middle = median_of_known(pairs.rtt_ms[rows][:, slots])
             note = f"lost {int(pairs.lost[rows][:, slots].sum())} of {int(pairs.sent[rows][:, slots].sum())} probes"
             found.append(series_evidence(f"probe round trip {label} {opinion.place}", "ms", times, middle.tolist(), note=note))
         ports = [(key, port) for key, port in self._state.carriers.items() if key.startswith(f"{opinion.place}/") and port.drops_ns]

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import FamilyMatrix
+from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
 
 RING = 32
@@ -15,6 +16,10 @@ RING = 32
 _SCALE_FLOOR = 0.15
 _FORGETTING = 0.02
 _FORGET_PAIR_TICKS = 600
+
+
+def _ring(pairs: int) -> Array:
+    return np.zeros((pairs, RING), dtype=np.float32)
 
 
 class Pairs(msgspec.Struct):
@@ -26,9 +31,9 @@ class Pairs(msgspec.Struct):
     keys: list[tuple[str, str]] = []
     cursor: int = 0
     times: Array = msgspec.field(default_factory=lambda: np.zeros(RING, dtype=np.int64))
-    rtt_ms: Array = msgspec.field(default_factory=lambda: nan_array(0, RING))
-    sent: Array = msgspec.field(default_factory=lambda: np.zeros((0, RING)))
-    lost: Array = msgspec.field(default_factory=lambda: np.zeros((0, RING)))
+    rtt_ms: Array = msgspec.field(default_factory=lambda: _ring(0))
+    sent: Array = msgspec.field(default_factory=lambda: _ring(0))
+    lost: Array = msgspec.field(default_factory=lambda: _ring(0))
     log_base: Array = msgspec.field(default_factory=lambda: nan_array(0))
     log_scale: Array = msgspec.field(default_factory=lambda: nan_array(0))
     known: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -57,10 +62,7 @@ class Pairs(msgspec.Struct):
         """Median round trip over the newest ticks; NaN with fewer than `least` answers."""
         window = self.rtt_ms[:, self.recent(ticks)]
         enough = np.isfinite(window).sum(axis=1) >= least
-        result = np.full(len(self.keys), np.nan)
-        if enough.any():
-            result[enough] = np.nanmedian(window[enough], axis=1)
-        return result
+        return np.where(enough, median_of_known(window.T), np.nan)
 
     def slow(self, typical: Array, least_known: int, factor: float, floor_ms: float) -> Array:
         """Pairs far above their own usual round trip, by factor, by scale and by an amount that can hurt."""
@@ -113,8 +115,8 @@ class Pairs(msgspec.Struct):
     def _grow(self, new: list[tuple[str, str]]) -> None:
         count = len(new)
         self.keys = [*self.keys, *new]
-        self.rtt_ms = np.vstack([self.rtt_ms, nan_array(count, RING)])
-        self.sent, self.lost = (np.vstack([old, np.zeros((count, RING))]) for old in (self.sent, self.lost))
+        self.rtt_ms = np.vstack([self.rtt_ms, _ring(count) + np.float32(np.nan)])
+        self.sent, self.lost = (np.vstack([old, _ring(count)]) for old in (self.sent, self.lost))
         self.log_base, self.log_scale = (np.append(old, np.zeros(count)) for old in (self.log_base, self.log_scale))
         self.known, self.idle = (np.append(old, np.zeros(count, dtype=np.int64)) for old in (self.known, self.idle))
 

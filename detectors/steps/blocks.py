@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
 from detectors.steps.assembly import DATA, DURATION, LOCAL, WAIT, JointStep, excess_over_peers
 
@@ -35,9 +36,10 @@ def fold(steps: list[JointStep]) -> Block:
     excess = excess_over_peers(values[:, LOCAL])
     durations = values[:, DURATION]
     last = steps[-1]
-    return Block(steps[0].started_at_ns, last.started_at_ns + int(_median(durations[-1]) * 1e6), _median(durations),
-                 _medians(values[:, LOCAL]), _medians(excess), _medians(excess_over_peers(np.nan_to_num(values[:, DATA]))),
-                 _medians(excess_over_peers(values[:, WAIT])))  # fmt: skip
+    end_ns = last.started_at_ns + int(_median(durations[-1]) * 1e6)
+    data, wait = excess_over_peers(np.nan_to_num(values[:, DATA])), excess_over_peers(values[:, WAIT])
+    return Block(steps[0].started_at_ns, end_ns, _median(durations), median_of_known(values[:, LOCAL]), median_of_known(excess),
+                 median_of_known(data), median_of_known(wait))  # fmt: skip
 
 
 def step_excess(steps: list[JointStep]) -> Array:
@@ -110,11 +112,3 @@ def _typical(values: Array) -> float:
 def _median(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if known.size else float("nan")
-
-
-def _medians(values: Array) -> Array:
-    known = np.isfinite(values).any(axis=0)
-    result = np.full(values.shape[1], np.nan)
-    if known.any():
-        result[known] = np.nanmedian(values[:, known], axis=0)
-    return result

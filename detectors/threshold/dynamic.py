@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.table import Table, is_logarithmic, transform
@@ -237,10 +238,7 @@ def _common_part(residual: Array, groups: list[Array]) -> Array:
     """What all peers do at this moment: the median of their residuals, 0 without peers."""
     common = np.zeros_like(residual)
     for rows in groups:
-        known = np.isfinite(residual[rows]).any(axis=0)
-        middle = np.zeros(residual.shape[1])
-        middle[known] = np.nanmedian(residual[rows][:, known], axis=0)
-        common[rows] = middle
+        common[rows] = np.nan_to_num(median_of_known(residual[rows]))
     return common
 
 
