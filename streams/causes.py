@@ -131,7 +131,7 @@ def _explains_symptom(cause: Finding, effect: Finding, policy: Policy, stronger:
     """Processes stop and slow down because of each other; the first, or the one with evidence of its own, is to blame."""
     by, of = policy.kind(cause.verdict.kind).family, policy.kind(effect.verdict.kind).family
     if of not in (Family.FAIL_STOP, Family.FAIL_SLOW, Family.CORRUPTION):
-        return effect.verdict.kind == "save_failed" and by is Family.FAIL_STOP
+        return effect.verdict.kind == "save_failed" and by in (Family.FAIL_STOP, Family.CORRUPTION)
     lead_ns = effect.onset_at_ns - cause.onset_at_ns
     if by is Family.FAIL_SLOW:
         doubt = effect.verdict.confidence - cause.verdict.confidence
