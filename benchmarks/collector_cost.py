@@ -36,7 +36,9 @@ def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--command", choices=("direct", "trainwarden"), default="direct", help="how the agent is started")
+    parser.add_argument(
+        "--command", choices=("direct", "trainwarden"), default="direct", help="how the agent is started"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tw-cost-") as folder:
         figures = measure(Path(folder), given.seconds, given.command)
