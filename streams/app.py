@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,9 +30,9 @@ from streams.detect import Pipeline
 from streams.quiet import quieten
 from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
 from trainwarden.bus import Message, connect
-from trainwarden.clock import Clock, SystemClock
+from trainwarden.clock import NS_PER_MS, Clock, SystemClock
 from trainwarden.config import Config
-from trainwarden.errors import ConfigError, DecodeError, UnavailableError
+from trainwarden.errors import ConfigError, DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import FrameCut, StateSnapshot, decode_as
 from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import ACTIONS, ALL, CUTS, INCIDENTS, RAW, STATE, VERDICTS
@@ -45,15 +47,19 @@ SLOW_FRAME_MS = 20.0
 """Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
 REPEAT_PATIENCE_S = 5.0
 RECENT_VERDICTS_S = 60
-STOP_S = 2.0
+SILENCE_MS = 150
+STOP_S = 1.5
+STOP_LIMIT_S = 2.8
+"""Libraries that wait for a broker which is gone are not waited for: a worker may be killed at any time without loss."""
 
 
 class Outlet:
     """Publishes and does not come back before the broker has it: a broker that is away is waited for."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, config: Config) -> None:
+        self._bus = connect(config.kafka.url)
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=list(addresses),
+            bootstrap_servers=list(addresses(config)),
             acks="all",
             enable_idempotence=False,
             request_timeout_ms=5000,
@@ -82,7 +88,16 @@ class Outlet:
             except KafkaError as error:
                 log.warning("%d messages wait for the broker: %s", len(waiting), type(error).__name__)
                 await asyncio.sleep(RETRY_S)
+                await self._restore_topics()
         return offsets
+
+    async def _restore_topics(self) -> None:
+        """A broker that forgot everything would make up topics with a single partition on the next send."""
+        try:
+            await asyncio.to_thread(self._bus.wait_ready, 1.0)
+            await asyncio.to_thread(self._bus.ensure_topics, ALL)
+        except TrainwardenError as error:
+            log.warning("topics are not there yet: %s", error)
 
 
 class RawService:
@@ -126,12 +141,14 @@ class RawService:
             topic, _, partition = place.rpartition("/")
             consumer.seek(TopicPartition(topic, int(partition)), offset)
         deadline_s = asyncio.get_running_loop().time() + REPEAT_PATIENCE_S
-        while self._stage.catching_up:
-            for result in await self._read(consumer, wait_ms=50):
+        results = self._stage.take(())
+        while self._stage.catching_up or results:
+            for result in results:
                 await self._deliver(result)
+            results = await self._read(consumer, wait_ms=50)
+            results += self._stage.reached(await _positions(consumer))
             if asyncio.get_running_loop().time() > deadline_s:
-                for result in self._stage.abandon_cuts():
-                    await self._deliver(result)
+                results += self._stage.abandon_cuts()
 
     async def _loop(self, consumer: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -198,7 +215,7 @@ class Application:
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._outlet = Outlet(addresses(config))
+        self._outlet = Outlet(config)
         self._correlator = CorrelatorStage(config, clock, metrics)
         self._raw: RawService | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -267,9 +284,9 @@ class Application:
         if not leads:
             await self._end_lead()
             log.info("worker stands by: another one leads")
-        elif self._raw is None:
+        elif self._leading is None:
             self._leading = asyncio.ensure_future(self._lead())
-        else:
+        elif self._raw is not None:
             self._raw.paused = False
 
     async def _revoked(self, sender: Any, revoked: Iterable[Any], **_: Any) -> None:
@@ -280,10 +297,9 @@ class Application:
     async def _lead(self) -> None:
         """A new leader knows what was published, and nothing else."""
         restored = self._correlator.restore(await read_all(self._config, INCIDENTS.name))
-        since_ms = self._clock.now_ns() // 1_000_000 - RECENT_VERDICTS_S * 1000
-        for message in await read_all(self._config, VERDICTS.name):
-            if message.timestamp_ms >= since_ms:
-                self._correlator.take(message)
+        since_ms = self._clock.now_ns() // NS_PER_MS - RECENT_VERDICTS_S * 1000
+        for message in await read_all(self._config, VERDICTS.name, since_ms=since_ms):
+            self._correlator.take(message)
         log.info("correlator took %d open incidents over", restored)
         self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock)
         await self._raw.run()
@@ -327,19 +343,31 @@ def run(config: Config) -> None:
 async def _serve(config: Config) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)
     metrics, clock = Metrics("worker"), SystemClock()
     while not stopping.is_set() and await _broker_ready(config, stopping):
         try:
             metrics.set("tw_up", 1)
             await Application(config, metrics, clock).run(stopping)
         except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+                raise
             raise UnavailableError(
                 f"streams.web_listen {config.streams.web_listen}: {error.strerror or error}: free it or set another"
             ) from None
         except Exception:
             log.exception("the stream application broke off and starts again")
             await asyncio.sleep(1.0)
+
+
+def _stop(stopping: asyncio.Event) -> None:
+    stopping.set()
+    threading.excepthook = lambda args: log.info(
+        "thread %s ended by %r", args.thread and args.thread.name, args.exc_value
+    )
+    limit = threading.Timer(STOP_LIMIT_S, os._exit, (0,))
+    limit.daemon = True
+    limit.start()
 
 
 async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
@@ -359,19 +387,32 @@ async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
     return False
 
 
-async def read_all(config: Config, topic: str, start: int = 0) -> list[Message]:
-    """Everything on a topic from offset `start` on, as of now. The end that a broker reports may be too low (Tansu), so silence decides."""
+async def read_all(config: Config, topic: str, start: int = 0, since_ms: int | None = None) -> list[Message]:
+    """Everything on a topic as of now, from offset `start` or from a time on. The end that a broker reports may be too low (Tansu):
+    it is the least that is read, and silence decides."""
     messages: list[Message] = []
     async with _consumer(config, None) as consumer:
         partitions = await _assign(consumer, [topic])
         ends = await consumer.end_offsets(partitions)
         for partition in partitions:
-            consumer.seek(partition, start)
+            consumer.seek(
+                partition,
+                start if since_ms is None else await _offset_at(consumer, partition, since_ms, ends[partition]),
+            )
         while True:
-            batches = await consumer.getmany(timeout_ms=150)
+            batches = await consumer.getmany(timeout_ms=SILENCE_MS)
             messages.extend(_message(record) for records in batches.values() for record in records)
             if not batches and all([await consumer.position(p) >= ends[p] for p in partitions]):
-                return messages
+                return [m for m in messages if since_ms is None or m.timestamp_ms >= since_ms]
+
+
+async def _offset_at(consumer: Any, partition: TopicPartition, since_ms: int, end: int) -> int:
+    """First offset not older than `since_ms`; a broker that cannot tell makes us read from the beginning."""
+    try:
+        found = (await consumer.offsets_for_times({partition: since_ms}))[partition]
+    except KafkaError:
+        return 0
+    return int(found.offset) if found is not None else end
 
 
 def addresses(config: Config) -> tuple[str, ...]:
@@ -435,6 +476,10 @@ async def _assign(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
     ]
     consumer.assign(partitions)
     return partitions
+
+
+async def _positions(consumer: Any) -> dict[str, int]:
+    return {f"{p.topic}/{p.partition}": await consumer.position(p) for p in consumer.assignment()}
 
 
 def _of(kind: type[Any], messages: Iterable[Message]) -> list[Any]:

@@ -1,0 +1,295 @@
+"""The real Faust application in a process of its own, on real brokers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.recording import Recorder
+from streams.replay import RECORDED, copy, replay_recording
+from tests.streams.fingerprint import Detectors, Fingerprint
+from tests.streams.synthetic import Cluster
+from trainwarden.bus import Bus, Message, connect
+from trainwarden.clock import NS_PER_S
+from trainwarden.config import Config, from_table, load
+from trainwarden.embedded.ports import free_port
+from trainwarden.embedded.tansu import TansuBroker
+from trainwarden.records import DeadLetter, FrameCut, Incident, IncidentStatus, LogEvent, Verdict, decode, encode
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 40.0
+
+
+class Site:
+    """A broker's address, a cluster in real time on it, and worker processes."""
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self.directory = directory
+        self.config_path = directory / "trainwarden.toml"
+        self.web_port = free_port()
+        self.config_path.write_text(
+            f'cluster = "c"\nrun_dir = "{directory}"\n[kafka]\nurl = "kafka://{address}"\n'
+            f'[streams]\nsnapshot_s = 2\nweb_listen = "127.0.0.1:{self.web_port}"\n'
+        )
+        self.config: Config = load(self.config_path)
+        self.bus: Bus = connect(self.config.kafka.url)
+        self.cluster = Cluster()
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.second = 0
+        self.publisher: Any = None
+
+    def start_worker(self, web_port: int | None = None) -> subprocess.Popen[bytes]:
+        path = self.config_path
+        if web_port is not None:
+            path = self.directory / f"second-{web_port}.toml"
+            path.write_text(self.config_path.read_text().replace(str(self.web_port), str(web_port)))
+        with (self.directory / f"worker{len(self.workers)}.log").open("wb") as out:
+            command = [sys.executable, "-m", "tests.streams.fingerprint", str(path)]
+            self.workers.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out))
+        return self.workers[-1]
+
+    def log(self, number: int = 0) -> str:
+        return (self.directory / f"worker{number}.log").read_text()
+
+    def page(self, name: str, port: int | None = None) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port or self.web_port}/{name}", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def wait(self, what: str, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
+        while not holds():
+            assert time.monotonic() < deadline, (
+                f"{what}: not within {patience_s} s; the worker said:\n{self.log(len(self.workers) - 1)[-3000:]}"
+            )
+            time.sleep(0.1)
+
+    def wait_leading(self) -> None:
+        self.wait("a worker leads", lambda: self.page("healthz") == "leads\n")
+
+    def announce(self) -> None:
+        self.publisher = self.publisher or self.bus.publisher()
+        self.put(*self.cluster.announcements())
+
+    def put(self, *placed: tuple[str, int, Any]) -> None:
+        for topic, _, record in placed:
+            self.publisher.publish(topic, record.node.encode(), encode(record))
+        self.publisher.flush(10)
+
+    def live(self, seconds: int) -> None:
+        """The cluster in real time, its clock set so that START + second is now."""
+        shift_ns = time.time_ns() - next(iter(self.cluster.second(self.second)))[2].observed_at_ns
+        for _ in range(seconds):
+            self.put(*(shifted(placed, shift_ns) for placed in self.cluster.second(self.second)))
+            self.second += 1
+            time.sleep(1.0)
+
+    def on(self, topic: str) -> list[Any]:
+        return [decode(message.value) for message in everything(self.bus, topic)]
+
+    def cuts(self) -> list[FrameCut]:
+        return [cut for cut in self.on("tw.cuts") if isinstance(cut, FrameCut)]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait(10)
+        if self.publisher is not None:
+            self.publisher.close()
+        self.bus.close()
+
+
+def shifted(placed: tuple[str, int, Any], shift_ns: int) -> tuple[str, int, Any]:
+    topic, partition, record = placed
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return topic, partition, type(record)(**{**fields, "observed_at_ns": record.observed_at_ns + shift_ns})
+
+
+def everything(bus: Bus, topic: str) -> list[Message]:
+    """What is on a topic now; a topic that is written all the time is read for so long."""
+    subscriber = bus.subscriber((topic,))
+    found: list[Message] = []
+    deadline = time.monotonic() + 2.0
+    while (batch := subscriber.poll(0.4)) or time.monotonic() < deadline - 1.5:
+        found.extend(batch)
+        if time.monotonic() > deadline:
+            break
+    subscriber.close()
+    return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with TansuBroker(tmp_path / "tansu.log") as broker:
+        found = Site(tmp_path, broker.bootstrap)
+        yield found
+        found.close()
+
+
+def unique(verdicts: list[Any]) -> list[bytes]:
+    return list({v.verdict_id: encode(v) for v in verdicts if isinstance(v, Verdict)}.values())
+
+
+def killed(site: Site, node: str = "n2", rank: int = 2) -> tuple[str, int, LogEvent]:
+    attributes = {"rank": str(rank), "pid": "1", "exit_code": "-9", "generation": "1"}
+    return ("tw.logs", 0, LogEvent(node=node, seq=1, boot_id="b1", observed_at_ns=time.time_ns(), source="hook", severity="error",
+                                   code="worker_exit:-9", attributes=attributes, job="j", attempt=1, rank=rank))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_from_records_to_an_incident_and_a_replay_that_says_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = site.start_worker()
+    site.wait_leading()
+    site.announce()
+    site.live(6)
+    site.publisher.publish("tw.ticks", b"x", b"junk")
+    fault_ns = time.time_ns()
+    site.put(killed(site))
+    site.wait("an incident", lambda: any(isinstance(i, Incident) for i in site.on("tw.incidents")))
+    incident = site.on("tw.incidents")[-1]
+    assert (incident.kind, incident.culprits[0].node, incident.culprit_rank) == ("rank_killed", "n2", 2)
+    assert incident.timeline.verdict_at_ns - fault_ns < 3 * NS_PER_S
+    assert [letter.topic for letter in site.on("tw.dead") if isinstance(letter, DeadLetter)] == ["tw.ticks"]
+    assert 'tw_dead_letters_total{component="worker",topic="tw.ticks"} 1' in site.page("metrics")
+
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(10) == 0
+    with Recorder(site.directory / "recording") as recorder:
+        for topic in RECORDED:
+            copy(everything(site.bus, topic.name), recorder)
+    monkeypatch.setattr("streams.detect.registry", lambda: Detectors(Fingerprint, real=True))
+    told = replay_recording(site.directory / "recording", site.config)
+    live = unique(site.on("tw.verdicts"))
+    assert len(live) > 20
+    assert [encode(verdict) for verdict in told.verdicts] == live
+
+
+@pytest.mark.slow
+def test_killed_worker_is_succeeded_without_loss_and_without_a_second_voice(site: Site) -> None:
+    site.start_worker()
+    site.wait_leading()
+    site.announce()
+    site.live(4)
+    site.put(killed(site))
+    site.wait("an incident", lambda: any(isinstance(i, Incident) for i in site.on("tw.incidents")))
+    before = site.on("tw.incidents")[-1]
+    site.workers[0].kill()
+    site.workers[0].wait(10)
+    site.start_worker()
+    site.wait_leading()
+    count = len(site.cuts())
+    site.live(2)
+    site.wait("new cuts", lambda: len(site.cuts()) > count)
+    assert "open incidents over" in site.log(1)
+    assert "correlator took 1 open incidents over" in site.log(1)
+    site.workers[1].send_signal(signal.SIGTERM)
+    site.workers[1].wait(10)
+    cuts = site.cuts()
+    assert [cut.seq for cut in cuts] == list(range(1, len(cuts) + 1)), site.log(1)
+    verdicts = [v for v in site.on("tw.verdicts") if isinstance(v, Verdict) and v.detector == "fingerprint"]
+    assert len({v.verdict_id for v in verdicts}) == len({encode(v) for v in verdicts}) == len(cuts)
+    assert {i.incident_id for i in site.on("tw.incidents")} == {before.incident_id}
+
+
+@pytest.mark.slow
+def test_second_worker_stands_by_and_takes_over(site: Site) -> None:
+    other_port = free_port()
+    site.start_worker()
+    site.wait_leading()
+    site.announce()
+    site.start_worker(other_port)
+    site.wait("the second answers", lambda: site.page("healthz", other_port) in ("stands by\n", "leads\n"))
+    site.live(3)
+    voices = sorted([site.page("healthz"), site.page("healthz", other_port)])
+    assert voices == ["leads\n", "stands by\n"]
+    leader = 0 if site.page("healthz") == "leads\n" else 1
+    site.workers[leader].send_signal(signal.SIGTERM)
+    assert site.workers[leader].wait(10) == 0
+    remaining = other_port if leader == 0 else site.web_port
+    site.wait("the other leads", lambda: site.page("healthz", remaining) == "leads\n")
+    site.live(2)
+    cuts = site.cuts()
+    assert [cut.seq for cut in cuts] == list(range(1, len(cuts) + 1))
+    assert len({cut.boot_id for cut in cuts}) == 2
+
+
+@pytest.mark.slow
+def test_no_broker_at_start_is_waited_for_and_one_that_returns_empty_is_used_again(tmp_path: Path) -> None:
+    port = free_port()
+    site = Site(tmp_path, f"127.0.0.1:{port}")
+    try:
+        worker = site.start_worker()
+        site.wait("it says that it waits", lambda: "waiting for it" in site.log())
+        assert site.log().count("waiting for it") == 1
+        with TansuBroker(tmp_path / "tansu.log", port=port):
+            site.wait_leading()
+            site.announce()
+            site.live(2)
+            assert site.cuts()
+        site.publisher.close()
+        site.publisher = None
+        with TansuBroker(tmp_path / "tansu2.log", port=port):
+            site.bus.ensure_topics(RECORDED)
+            site.announce()
+
+            def heard_again() -> bool:
+                site.live(1)
+                return bool(site.cuts())
+
+            site.wait("cuts on the new broker", heard_again, 60)
+            site.live(3)
+            site.put(killed(site))
+            site.wait("an incident", lambda: any(isinstance(i, Incident) for i in site.on("tw.incidents")), 60)
+        assert worker.poll() is None
+        assert site.log().count("\n") < 200, "a lost broker floods no log"
+    finally:
+        site.close()
+
+
+@pytest.mark.slow
+def test_stop_is_clean_and_quick_even_when_the_broker_is_gone(tmp_path: Path) -> None:
+    with TansuBroker(tmp_path / "tansu.log") as broker:
+        site = Site(tmp_path, broker.bootstrap)
+        worker = site.start_worker()
+        site.wait_leading()
+        site.announce()
+        site.live(1)
+    try:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(10) == 0
+        assert "Traceback" not in site.log()
+    finally:
+        site.close()
+
+
+def test_a_bus_in_memory_is_refused_with_one_sentence() -> None:
+    from streams.app import run
+    from trainwarden.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="the worker reads from a broker"):
+        run(from_table({"kafka": {"url": "memory://x"}}))
+
+
+def test_wrong_detector_settings_are_told_before_anything_starts() -> None:
+    from streams.app import run
+    from trainwarden.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="unknown key"):
+        run(from_table({"detectors": {"straggler": {"blok_s": 3}}}))
+
+
+def test_incident_statuses_are_those_that_receivers_know() -> None:
+    assert {status.value for status in IncidentStatus} == {"open", "acting", "recovered", "closed", "superseded"}
