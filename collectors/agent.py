@@ -242,7 +242,9 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     block = topics.node_block(node, collector.rack)
     outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics)
     ranks = RankBoard(spool_directory / "ranks.json", clock)
-    context = Context(node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts())
+    context = Context(
+        node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts()
+    )
     sources = build_sources(source_tables(config, node, config.path(collector.socket, node, "hook.sock")), context)
 
     def reach() -> Bus:
@@ -298,7 +300,9 @@ def _serve(metrics: Metrics, listen: str) -> Any:
     try:
         return serve(metrics, host or "0.0.0.0", int(port))
     except OSError as error:
-        raise UnavailableError(f"metrics page cannot listen on {listen} ({error.strerror}): set collector.metrics_listen") from None
+        raise UnavailableError(
+            f"metrics page cannot listen on {listen} ({error.strerror}): set collector.metrics_listen"
+        ) from None
 
 
 def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
@@ -316,7 +320,9 @@ def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
         take(source, chosen.now_ns())
     chosen.sleep(config.collector.interval_ms / 1000)
     samples = {source.name: take(source, chosen.now_ns()) for source in sources}
-    families = {family.name: [metric.name for metric in family.metrics] for source in sources for family in source.families}
+    families = {
+        family.name: [metric.name for metric in family.metrics] for source in sources for family in source.families
+    }
     return {
         "node": node,
         "observed_at_ns": chosen.now_ns(),

@@ -22,7 +22,14 @@ class Announcer:
     """
 
     def __init__(
-        self, node: str, rack: str, clock: Clock, outbox: Outbox, ranks: RankBoard, facts: Facts, sources: Sequence[Source]
+        self,
+        node: str,
+        rack: str,
+        clock: Clock,
+        outbox: Outbox,
+        ranks: RankBoard,
+        facts: Facts,
+        sources: Sequence[Source],
     ) -> None:
         self._node = node
         self._rack = rack

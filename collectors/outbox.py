@@ -40,7 +40,9 @@ class Outbox:
         Partition key of the node.
     """
 
-    def __init__(self, cluster: str, node: str, boot_id: str, block: bytes, clock: Clock, spool: Spool, metrics: Metrics) -> None:
+    def __init__(
+        self, cluster: str, node: str, boot_id: str, block: bytes, clock: Clock, spool: Spool, metrics: Metrics
+    ) -> None:
         self._header = {"cluster": cluster, "node": node, "boot_id": boot_id}
         self._block = block
         self._clock = clock
@@ -93,7 +95,9 @@ class Outbox:
         now_ns = self._clock.now_ns()
         with self._lock:
             seq = self._seq[type(record)] = self._seq.get(type(record), -1) + 1
-            stamped = msgspec.structs.replace(record, seq=seq, observed_at_ns=record.observed_at_ns or now_ns, **self._header)
+            stamped = msgspec.structs.replace(
+                record, seq=seq, observed_at_ns=record.observed_at_ns or now_ns, **self._header
+            )
             self._spool.append(Entry(value_class, now_ns, topic, key, encode(stamped)))
         self._metrics.count("tw_records_total", topic=topic)
         if leave:

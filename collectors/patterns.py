@@ -178,7 +178,9 @@ def message_of(line: str) -> str:
 
 def clean(groups: Mapping[str, str | None]) -> dict[str, str]:
     """Groups that matched, blanks trimmed, PCI addresses in one spelling, bounded."""
-    found = {name: value.strip()[:200] for name, value in groups.items() if value and value.strip() not in ("<unknown>", "")}
+    found = {
+        name: value.strip()[:200] for name, value in groups.items() if value and value.strip() not in ("<unknown>", "")
+    }
     if "pci" in found:
         found["pci"] = normal_pci(found["pci"])
     return found
@@ -188,7 +190,8 @@ def _pattern(entry: Mapping[str, Any]) -> Pattern:
     name = str(entry.get("name", "?"))
     levels = {value: level for level, values in entry.get("levels", {}).items() for value in values}
     when = tuple(
-        When(_regex(name, w["regex"]), _severity(name, w["severity"]), frozenset(w.get("only", ()))) for w in entry.get("when", ())
+        When(_regex(name, w["regex"]), _severity(name, w["severity"]), frozenset(w.get("only", ())))
+        for w in entry.get("when", ())
     )
     for level in entry.get("levels", {}):
         _severity(name, level)

@@ -149,7 +149,9 @@ class RankBoard:
         """Keep pids over a restart of the agent: a frozen process says no second hello."""
         if self._path is None:
             return
-        rows = [_SavedRank(s.job, s.generation, s.rank, s.world, s.local_rank, s.pid) for s in self.all() if not s.leaving]
+        rows = [
+            _SavedRank(s.job, s.generation, s.rank, s.world, s.local_rank, s.pid) for s in self.all() if not s.leaving
+        ]
         scratch = self._path.with_suffix(f".{threading.get_ident()}.tmp")
         try:
             scratch.write_bytes(msgspec.json.encode(_Saved(self._clock.now_ns(), rows)))
@@ -165,4 +167,6 @@ class RankBoard:
         if abs(self._clock.now_ns() - saved.at_ns) > BELIEVED_NS:
             return
         for row in saved.ranks:
-            self._ranks[row.job, row.rank] = RankState(row.job, row.generation, row.rank, row.world, row.local_rank, row.pid)
+            self._ranks[row.job, row.rank] = RankState(
+                row.job, row.generation, row.rank, row.world, row.local_rank, row.pid
+            )

@@ -391,12 +391,16 @@ def _own(directory: Path) -> int:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"spool directory {directory} cannot be used ({error.strerror}): set collector.spool_directory") from None
+        raise UsageError(
+            f"spool directory {directory} cannot be used ({error.strerror}): set collector.spool_directory"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise UsageError(f"spool directory {directory} belongs to a running collector: give each node its own") from None
+        raise UsageError(
+            f"spool directory {directory} belongs to a running collector: give each node its own"
+        ) from None
     return descriptor
 
 

@@ -125,9 +125,7 @@ def cpu_shares(before: list[float], now: list[float]) -> Row:
 
     iowait may go back by a tick or two: each field's difference is floored at zero.
     """
-    user, nice, system, idle, iowait, irq, softirq, steal = (
-        max(0.0, b - a) for a, b in zip(before, now, strict=True)
-    )
+    user, nice, system, idle, iowait, irq, softirq, steal = (max(0.0, b - a) for a, b in zip(before, now, strict=True))
     total = user + nice + system + idle + iowait + irq + softirq + steal
     if total <= 0:
         return {}

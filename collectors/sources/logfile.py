@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 LINE_CHARS = 500
 SAVE_EVERY_NS = 5 * NS_PER_S
 URGENT = "critical"
-SECRET = re.compile(r"(?i)\b(token|password|passwd|secret|authorization|api[_-]?key)(\s*[=:]\s*)\S+|(://)[^/\s:@]+:[^/\s@]+@")
+SECRET = re.compile(
+    r"(?i)\b(token|password|passwd|secret|authorization|api[_-]?key)(\s*[=:]\s*)\S+|(://)[^/\s:@]+:[^/\s@]+@"
+)
 
 
 class Reader(Protocol):
@@ -305,6 +307,8 @@ def redact(line: str) -> str:
 def _kernel_boot() -> int:
     """A number that changes with each boot of the kernel."""
     try:
-        return int(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")[:12], 16)
+        return int(
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")[:12], 16
+        )
     except (OSError, ValueError):
         return 0

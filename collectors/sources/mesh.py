@@ -235,7 +235,10 @@ class MeshSource(Source):
         """Make the peers probed those wanted; a changed address is a new peer."""
         with self._lock:
             self._changed = False
-            chosen = {name: self._wanted[name] for name in neighbours(self.context.node, list(self._wanted), self.settings.max_peers)}
+            chosen = {
+                name: self._wanted[name]
+                for name in neighbours(self.context.node, list(self._wanted), self.settings.max_peers)
+            }
             gone = [peer for name, peer in self._peers.items() if chosen.get(name) != peer.address]
             for peer in gone:
                 del self._peers[peer.name]
@@ -299,7 +302,9 @@ def neighbours(node: str, others: list[str], limit: int) -> list[str]:
         return [name for name in ring if name != node]
     at = ring.index(node)
     near = [ring[at - 1], ring[(at + 1) % len(ring)]]
-    rest = sorted((name for name in ring if name not in (node, *near)), key=lambda name: zlib.crc32(f"{node}>{name}".encode()))
+    rest = sorted(
+        (name for name in ring if name not in (node, *near)), key=lambda name: zlib.crc32(f"{node}>{name}".encode())
+    )
     return sorted([*near, *rest[: limit - 2]])
 
 

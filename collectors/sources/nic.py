@@ -91,8 +91,12 @@ class NicSource(Source):
     class Settings:
         """Keys of ``[collector.sources.nic]``."""
 
-        roles: dict[str, str] = option({}, 'interface = "rail", "management" or "storage"; the rail address finds its own')
-        ignore: str = option(r"lo|docker.*|br-.*|cali.*|cilium.*|veth[0-9a-f]{7,}|ifb.*|tunl.*|sit.*", "interfaces left out (regex)")
+        roles: dict[str, str] = option(
+            {}, 'interface = "rail", "management" or "storage"; the rail address finds its own'
+        )
+        ignore: str = option(
+            r"lo|docker.*|br-.*|cali.*|cilium.*|veth[0-9a-f]{7,}|ifb.*|tunl.*|sit.*", "interfaces left out (regex)"
+        )
         rdma_every_s: float = option(5.0, "cadence of RDMA counters; link states are read every tick")
 
     def __init__(self, context: Context, settings: Any) -> None:
@@ -148,7 +152,9 @@ class Links:
         """up, carrier, speed_mbps."""
         if not self.own(name):
             flags = self._flags(name)
-            return {"up": float(bool(flags & IFF_UP)), "carrier": float(bool(flags & IFF_RUNNING))} if flags >= 0 else {}
+            return (
+                {"up": float(bool(flags & IFF_UP)), "carrier": float(bool(flags & IFF_RUNNING))} if flags >= 0 else {}
+            )
         base = f"/sys/class/net/{name}"
         flags_text = self._files.text(f"{base}/flags")
         up = float(bool(int(flags_text, 16) & IFF_UP)) if flags_text else NAN
@@ -222,7 +228,10 @@ class RdmaPorts:
         return rows
 
     def _state(self, base: str) -> Row:
-        state, physical = number_of_state(self._files.text(f"{base}/state")), number_of_state(self._files.text(f"{base}/phys_state"))
+        state, physical = (
+            number_of_state(self._files.text(f"{base}/state")),
+            number_of_state(self._files.text(f"{base}/phys_state")),
+        )
         rate = RATE.match(self._files.text(f"{base}/rate"))
         return {
             "up": NAN if physical is None else float(physical == 5),

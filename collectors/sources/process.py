@@ -153,7 +153,9 @@ class Cgroups:
         if membership not in self._stats:
             self._stats = {**dict(list(self._stats.items())[-64:]), membership: self._find(membership)}
         rate = self._rates.per_second
-        return highest([rate((str(pid), path), throttled_s(self._files.text(path))) for path in self._stats[membership]])
+        return highest(
+            [rate((str(pid), path), throttled_s(self._files.text(path))) for path in self._stats[membership]]
+        )
 
     def _find(self, membership: str) -> list[str]:
         """``cpu.stat`` files of the groups that a process is in, where they exist and count throttling."""
@@ -164,7 +166,13 @@ class Cgroups:
         found: list[tuple[str, str]] = []
         for line in membership.splitlines():
             number, controllers, path = (*line.split(":", 2), "", "")[:3]
-            roots = self.ROOTS if number == "0" and not controllers else self.V1_ROOTS if "cpu" in controllers.split(",") else ()
+            roots = (
+                self.ROOTS
+                if number == "0" and not controllers
+                else self.V1_ROOTS
+                if "cpu" in controllers.split(",")
+                else ()
+            )
             found.extend((root, group) for root in roots for group in ancestors(path))
         return found
 

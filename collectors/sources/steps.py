@@ -92,7 +92,9 @@ def parse(payload: bytes) -> Datagram:
     if datagram.t not in KINDS:
         raise WireError(f"hook datagram of kind {datagram.t[:40]!r}, expected one of {', '.join(KINDS)}")
     if not (0 <= datagram.rank < 2**24 and 0 <= datagram.generation < 2**31 and 0 < len(datagram.job) <= 200):
-        raise WireError(f"hook datagram names job {datagram.job[:40]!r} generation {datagram.generation} rank {datagram.rank}")
+        raise WireError(
+            f"hook datagram names job {datagram.job[:40]!r} generation {datagram.generation} rank {datagram.rank}"
+        )
     return datagram
 
 
@@ -233,7 +235,10 @@ class StepsSource(Source):
         if sender not in self._translated:
             status = self.context.files.text(f"/proc/{sender}/status")
             inner = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "")
-            self._translated = {**dict(list(self._translated.items())[-255:]), sender: int(inner) if inner.isdigit() else sender}
+            self._translated = {
+                **dict(list(self._translated.items())[-255:]),
+                sender: int(inner) if inner.isdigit() else sender,
+            }
             self.context.files.forget(f"/proc/{sender}")
         return sender if self._translated[sender] == said else said
 

@@ -67,7 +67,9 @@ class Toy(Source):
 class Node:
     """One agent with toys for sources."""
 
-    def __init__(self, directory: Path, bus: MemoryBus, clock: SimulatedClock, name: str = "n0", toys: Sequence[str] = ("toy",)) -> None:
+    def __init__(
+        self, directory: Path, bus: MemoryBus, clock: SimulatedClock, name: str = "n0", toys: Sequence[str] = ("toy",)
+    ) -> None:
         self.bus, self.clock, self.name = bus, clock, name
         self.metrics = Metrics("collector")
         self.spool = Spool(directory / name, 1024 * 1024, self.metrics)
@@ -76,7 +78,17 @@ class Node:
         self.sender = Sender(lambda: bus, self.spool, clock, self.metrics)
         self.ranks = RankBoard()
         self.facts = Facts("10.0.0.1", "10.0.0.1:9471")
-        context = Context(name, clock, Files(directory, clock), self.ranks, self.outbox, self.metrics, directory, directory, self.facts)
+        context = Context(
+            name,
+            clock,
+            Files(directory, clock),
+            self.ranks,
+            self.outbox,
+            self.metrics,
+            directory,
+            directory,
+            self.facts,
+        )
         self.toys = [Toy(context, toy) for toy in toys]
         announcer = Announcer(name, "rack7", clock, self.outbox, self.ranks, self.facts, self.toys)
         parts = Parts(clock, self.spool, self.outbox, self.sender, self.ranks, self.toys, self.metrics, announcer)
@@ -111,7 +123,9 @@ def bus(clock: SimulatedClock) -> MemoryBus:
     return MemoryBus(clock)
 
 
-def test_one_tick_per_second_on_the_grid_with_a_stable_jitter(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_one_tick_per_second_on_the_grid_with_a_stable_jitter(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock)
     node.ticks(3)
     ticks = published(bus, Tick, topics.TICKS)
@@ -119,12 +133,16 @@ def test_one_tick_per_second_on_the_grid_with_a_stable_jitter(tmp_path: Path, bu
     assert len(offsets) == 1
     assert 0 <= offsets.pop() < 200 * NS_PER_MS
     assert [b.observed_at_ns - a.observed_at_ns for a, b in itertools.pairwise(ticks)] == [NS_PER_S, NS_PER_S]
-    assert [(t.cluster, t.node, t.seq, t.boot_id, t.interval_ms) for t in ticks] == [("c", "n0", n, "boot-n0", 1000) for n in range(3)]
+    assert [(t.cluster, t.node, t.seq, t.boot_id, t.interval_ms) for t in ticks] == [
+        ("c", "n0", n, "boot-n0", 1000) for n in range(3)
+    ]
     assert [t.blocks[0].rows() for t in ticks] == [[("toy", (n,))] for n in (1.0, 2.0, 3.0)]
     assert not any(t.spooled or t.gaps for t in ticks)
 
 
-def test_jitter_differs_between_nodes_but_not_between_runs(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_jitter_differs_between_nodes_but_not_between_runs(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     first = [Node(tmp_path / "a", bus, clock, f"n{i}").agent.next_tick_ns() for i in range(8)]
     again = [Node(tmp_path / "b", bus, clock, f"n{i}").agent.next_tick_ns() for i in range(8)]
     assert first == again
@@ -145,7 +163,11 @@ def test_a_hanging_source_costs_its_own_columns_only(tmp_path: Path, bus: Memory
     stuck.hold.clear()
     node.ticks(3)
     ticks = published(bus, Tick, topics.TICKS)
-    assert [[(g.source, g.reason) for g in t.gaps] for t in ticks] == [[("stuck", "deadline")], [("stuck", "hung")], [("stuck", "hung")]]
+    assert [[(g.source, g.reason) for g in t.gaps] for t in ticks] == [
+        [("stuck", "deadline")],
+        [("stuck", "hung")],
+        [("stuck", "hung")],
+    ]
     assert all(t.blocks[0].devices == ("well",) for t in ticks)
     assert stuck.asked == 1
 
@@ -180,7 +202,9 @@ def finished(runner: Runner) -> None:
     [(PermissionError(13, "x"), "permission"), (FileNotFoundError(2, "x"), "missing"), (OSError(5, "x"), "eio"),
      (SourceError("odd", "x"), "odd"), (ZeroDivisionError(), "error")],
 )  # fmt: skip
-def test_every_failure_has_a_reason(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock, problem: Exception, reason: str) -> None:
+def test_every_failure_has_a_reason(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock, problem: Exception, reason: str
+) -> None:
     node = Node(tmp_path, bus, clock)
     node.toys[0].problem = problem
     node.ticks(1)
@@ -226,7 +250,9 @@ def test_what_waited_survives_the_death_of_the_agent(tmp_path: Path, bus: Memory
     assert [t.seq for t in published(bus, Tick, topics.TICKS)] == [0, 1]
 
 
-def test_a_batch_that_failed_in_its_middle_is_sent_again_whole(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_a_batch_that_failed_in_its_middle_is_sent_again_whole(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock)
     for n in range(4):
         node.outbox.log(LogEvent(code=f"c:{n}"), urgent=False)
@@ -259,7 +285,9 @@ def test_urgent_events_do_not_wait_for_the_tick(tmp_path: Path, bus: MemoryBus, 
     assert [r.step for report in published(bus, StepReport, topics.STEPS) for r in report.rows] == [7]
 
 
-def test_a_storm_of_urgent_events_does_not_split_step_reports(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_a_storm_of_urgent_events_does_not_split_step_reports(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock)
     clock.sleep(1)
     for n in range(40):
@@ -272,7 +300,9 @@ def test_a_storm_of_urgent_events_does_not_split_step_reports(tmp_path: Path, bu
     assert len(reports) <= 3
 
 
-def test_steps_of_each_rank_and_attempt_are_one_report_per_tick(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_steps_of_each_rank_and_attempt_are_one_report_per_tick(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock)
     for step in range(3):
         for rank in (0, 1):
@@ -298,11 +328,19 @@ def test_announcements(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) ->
     node.outbox.topology_changed()
     node.ticks(1)
     job = published(bus, TopologyEvent, topics.TOPOLOGY)[-1]
-    assert (job.entity, job.origin, job.attempt, job.ranks) == ("job:j", "hook", 3, ((1, "n0", "cpu"), (2, "n0", "cpu")))
+    assert (job.entity, job.origin, job.attempt, job.ranks) == (
+        "job:j",
+        "hook",
+        3,
+        ((1, "n0", "cpu"), (2, "n0", "cpu")),
+    )
     node.ticks(60)
     assert len(published(bus, Catalog, topics.CATALOG)) == 2
     assert len([e for e in published(bus, TopologyEvent, topics.TOPOLOGY) if e.entity == "job:j"]) in (2, 3)
-    assert [(p.job, p.attempt, p.rank) for p in published(bus, Tick, topics.TICKS)[-1].placements] == [("j", 3, 1), ("j", 3, 2)]
+    assert [(p.job, p.attempt, p.rank) for p in published(bus, Tick, topics.TICKS)[-1].placements] == [
+        ("j", 3, 1),
+        ("j", 3, 2),
+    ]
 
 
 def test_nodes_of_one_job_do_not_compact_each_other_away(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
@@ -350,7 +388,9 @@ def test_ticks_slept_through_are_counted_not_made_up(tmp_path: Path, bus: Memory
 
 
 def config_of(directory: Path, node: str, url: str = "memory://agents", **collector: Any) -> Config:
-    return from_table({"run_dir": str(directory), "kafka": {"url": url}, "collector": {"node": node, "probe_port": 0, **collector}})
+    return from_table(
+        {"run_dir": str(directory), "kafka": {"url": url}, "collector": {"node": node, "probe_port": 0, **collector}}
+    )
 
 
 def test_two_agents_on_one_host(tmp_path: Path, bus: MemoryBus) -> None:
@@ -388,7 +428,9 @@ def test_ranks_are_known_after_a_restart(tmp_path: Path, bus: MemoryBus) -> None
     first.start()
     first.close()
     again = build(config_of(tmp_path, "n0"), SystemClock(), bus)
-    assert [(s.job, s.generation, s.rank, s.pid, s.world) for s in again._parts.ranks.all()] == [("j", 2, 3, os.getpid(), 4)]
+    assert [(s.job, s.generation, s.rank, s.pid, s.world) for s in again._parts.ranks.all()] == [
+        ("j", 2, 3, os.getpid(), 4)
+    ]
     again.start()
     again.close()
 
@@ -397,7 +439,10 @@ def test_ranks_are_known_after_a_restart(tmp_path: Path, bus: MemoryBus) -> None
     ("table", "sentence"),
     [
         ({"sources": {"hots": {}}}, r"collector\.sources\.hots: unknown key, did you mean 'host'\?"),
-        ({"sources": {"mesh": {"timeout": 3}}}, r"collector\.sources\.mesh\.timeout: unknown key, did you mean 'timeout_ms'"),
+        (
+            {"sources": {"mesh": {"timeout": 3}}},
+            r"collector\.sources\.mesh\.timeout: unknown key, did you mean 'timeout_ms'",
+        ),
         ({"sources": {"nic": {"rdma_every_s": "fast"}}}, r"collector\.sources\.nic\.rdma_every_s"),
         ({"peers": {"n1": "nowhere"}}, r"collector\.peers\.n1"),
     ],
@@ -408,7 +453,9 @@ def test_a_wrong_setting_is_named(tmp_path: Path, table: dict[str, Any], sentenc
 
 
 def test_a_source_can_be_switched_off(tmp_path: Path) -> None:
-    found = collect_once(config_of(tmp_path, "n0", sources={"nic": {"enabled": False}, "steps": {"enabled": False}}), SimulatedClock())
+    found = collect_once(
+        config_of(tmp_path, "n0", sources={"nic": {"enabled": False}, "steps": {"enabled": False}}), SimulatedClock()
+    )
     assert "nic" not in found["families"]
     assert found["families"]["host"]["host"]["load1"] >= 0
 
@@ -426,7 +473,10 @@ def test_collect_once_on_a_captured_tree_gives_values_and_reasons(tmp_path: Path
 
 
 def test_the_metrics_port_in_use_is_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="metrics page cannot listen on"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UsageError, match="metrics page cannot listen on"),
+    ):
         agent_module.run(config_of(tmp_path, "n0", metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}"))
 
 
@@ -456,7 +506,9 @@ def test_an_old_board_of_ranks_is_not_believed(tmp_path: Path) -> None:
     assert RankBoard(tmp_path / "ranks.json", clock).all() == []
 
 
-def test_a_hopeless_record_does_not_block_those_behind_it(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_a_hopeless_record_does_not_block_those_behind_it(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock)
     for n in range(3):
         node.outbox.log(LogEvent(code=f"c:{n}"), urgent=False)

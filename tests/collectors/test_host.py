@@ -25,10 +25,16 @@ def test_rates_and_shares_between_two_samples(tmp_path: Path) -> None:
     source = board.build(HostSource)
     source.sample(0)
     # of 200 clock ticks: 60 user, 10 nice, 20 system, 90 idle, 10 iowait, 0 irq, 4 softirq, 6 steal
-    board.edit("/proc/stat", "cpu  301854 612 111922 8979004 3552 2 3944 0", "cpu  301914 622 111942 8979094 3562 2 3948 6")
+    board.edit(
+        "/proc/stat", "cpu  301854 612 111922 8979004 3552 2 3944 0", "cpu  301914 622 111942 8979094 3562 2 3948 6"
+    )
     board.edit("/proc/stat", "ctxt 38014093", "ctxt 38015093")
     board.edit("/proc/net/snmp", " 54915039 227 ", " 54915039 230 ")
-    board.edit("/proc/pressure/memory", "full avg10=0.20 avg60=3.00 avg300=4.95 total=25", "full avg10=0 avg60=0 avg300=0 total=500025")
+    board.edit(
+        "/proc/pressure/memory",
+        "full avg10=0.20 avg60=3.00 avg300=4.95 total=25",
+        "full avg10=0 avg60=0 avg300=0 total=500025",
+    )
     # 2000 sectors of 512 bytes read and 1000 written on a whole disk; the mapper device above it is not counted again
     board.edit("/proc/diskstats", "sda 25354637 34367663 1003346126 18492372 28444756 11134226 505697032 63877960 0 9653880",
                "sda 25354637 34367663 1003348126 18492372 28444756 11134226 505698032 63877960 0 9654880")  # fmt: skip
@@ -50,7 +56,10 @@ def test_rates_and_shares_between_two_samples(tmp_path: Path) -> None:
 
 def test_memory_ratio_uses_what_is_available_not_what_is_free(tmp_path: Path) -> None:
     board = bench(tmp_path, "node")
-    board.write("/proc/meminfo", "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 200 kB\nSwapFree: 150 kB\n")
+    board.write(
+        "/proc/meminfo",
+        "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 200 kB\nSwapFree: 150 kB\n",
+    )
     source = board.build(HostSource)
     row = values(source, source.sample(0), "host", "host")
     assert row["mem_available_ratio"] == pytest.approx(0.4)

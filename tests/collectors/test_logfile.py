@@ -40,7 +40,13 @@ def test_a_fatal_line_is_urgent_and_knows_its_job(tmp_path: Path) -> None:
     source.poll()
     [(event, urgent)] = board.outlet.logs
     assert urgent
-    assert (event.source, event.code, event.severity, event.job, event.attempt) == ("kernel", "xid:79", "critical", "j", 3)
+    assert (event.source, event.code, event.severity, event.job, event.attempt) == (
+        "kernel",
+        "xid:79",
+        "critical",
+        "j",
+        3,
+    )
     assert event.attributes["pci"] == "0000:3b:00.0"
 
 
@@ -105,7 +111,9 @@ def test_a_kill_right_after_an_event_does_not_repeat_it(tmp_path: Path) -> None:
     assert board.outlet.codes == ["xid:79"]
 
 
-def test_a_file_without_permission_is_a_gap_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_is_a_gap_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = bench(tmp_path)
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.touch()
@@ -143,7 +151,10 @@ def test_the_thread_picks_lines_up(tmp_path: Path) -> None:
 
 
 def test_secrets_stay_on_the_node() -> None:
-    assert redact("Authorization: abc Password=hunter2 https://u:p@h/x") == "Authorization: *** Password=*** https://***@h/x"
+    assert (
+        redact("Authorization: abc Password=hunter2 https://u:p@h/x")
+        == "Authorization: *** Password=*** https://***@h/x"
+    )
 
 
 @pytest.fixture
@@ -166,7 +177,9 @@ def ring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
     return records
 
 
-def test_kernel_records_lose_their_key_value_lines_and_overwriting_is_survived(ring: list[object], tmp_path: Path) -> None:
+def test_kernel_records_lose_their_key_value_lines_and_overwriting_is_survived(
+    ring: list[object], tmp_path: Path
+) -> None:
     reader = KernelRing(tmp_path / "kmsg", None, boot=7)
     ring.extend([b"3,10,1000,-;one\n SUBSYSTEM=pci\n", BrokenPipeError(32, "overwritten"), b"3,15,2000,-;two\n"])
     assert reader.poll(1 << 20) == ["3,10,1000,-;one", "3,15,2000,-;two"]

@@ -170,7 +170,9 @@ def test_the_responder_amplifies_nothing() -> None:
 ASKED = echo.request(b"n" * 16)
 
 
-@pytest.mark.parametrize("payload", [b"", b"x", b"\0" * echo.SIZE_BYTES, ASKED[:-1], ASKED + b"x", echo.reply(b"n" * 16, 1, 2)])
+@pytest.mark.parametrize(
+    "payload", [b"", b"x", b"\0" * echo.SIZE_BYTES, ASKED[:-1], ASKED + b"x", echo.reply(b"n" * 16, 1, 2)]
+)
 def test_the_responder_is_silent_to_anything_else(payload: bytes) -> None:
     responder = echo.Responder(100.0)
     with udp() as server, udp() as client:

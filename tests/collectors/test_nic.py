@@ -91,7 +91,9 @@ def test_a_counter_that_says_na_is_absent_and_left_alone(tmp_path: Path) -> None
 
 
 def test_parsers_survive_odd_lines() -> None:
-    assert parse_dev("Inter-| Receive\n face |bytes\n eth0:1 2 3\n junk\n x: " + " ".join("1" * 16)) == {"x": [1.0] * 16}
+    assert parse_dev("Inter-| Receive\n face |bytes\n eth0:1 2 3\n junk\n x: " + " ".join("1" * 16)) == {
+        "x": [1.0] * 16
+    }
     assert number_of_state("4: ACTIVE") == 4
     assert number_of_state("") is None
 

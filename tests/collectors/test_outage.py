@@ -26,7 +26,9 @@ LIMIT_S = 60.0
 
 def start_agent(directory: Path, url: str) -> subprocess.Popen[bytes]:
     path = directory / "collector.toml"
-    path.write_text(f'run_dir = "{directory}"\n[kafka]\nurl = "{url}"\n[collector]\nnode = "n0"\nprobe_port = 0\ninterval_ms = 250\n')
+    path.write_text(
+        f'run_dir = "{directory}"\n[kafka]\nurl = "{url}"\n[collector]\nnode = "n0"\nprobe_port = 0\ninterval_ms = 250\n'
+    )
     return subprocess.Popen([sys.executable, "-c", RUN, str(path)])
 
 

@@ -16,7 +16,9 @@ TABLE = patterns.load()
 
 def labelled() -> list[tuple[str, str, str]]:
     with (FIXTURES / "log-lines" / "labelled.tsv").open(encoding="utf-8", newline="") as file:
-        return [(code, severity, line) for code, severity, line in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+        return [
+            (code, severity, line) for code, severity, line in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        ]
 
 
 def test_every_labelled_line_gets_its_code_and_severity() -> None:
@@ -56,7 +58,9 @@ def test_attributes(line: str, code: str, attributes: dict[str, str]) -> None:
     assert (hit.code, hit.attributes) == (code, attributes)
 
 
-@pytest.mark.parametrize("line", ["", "ata1: SATA link down (SStatus 0 SControl 300)", "step 12 loss 2.3", "NCCL INFO Link Width 16"])
+@pytest.mark.parametrize(
+    "line", ["", "ata1: SATA link down (SStatus 0 SControl 300)", "step 12 loss 2.3", "NCCL INFO Link Width 16"]
+)
 def test_harmless_lines(line: str) -> None:
     assert TABLE.match(line) is None
 

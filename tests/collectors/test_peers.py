@@ -26,7 +26,9 @@ def clock() -> SimulatedClock:
 
 
 def announce(bus: MemoryBus, clock: SimulatedClock, node: str, address: str, removed: bool = False) -> None:
-    event = TopologyEvent(entity=f"node:{node}", observed_at_ns=clock.now_ns(), attributes={"probe_address": address}, removed=removed)
+    event = TopologyEvent(
+        entity=f"node:{node}", observed_at_ns=clock.now_ns(), attributes={"probe_address": address}, removed=removed
+    )
     bus.append(topics.TOPOLOGY.name, f"node:{node}".encode(), encode(event))
 
 

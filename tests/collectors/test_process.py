@@ -41,7 +41,9 @@ def test_golden_values(tmp_path: Path) -> None:
     assert row["step_age_s"] == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize(("letter", "state", "alive"), [("T", 4, 1), ("t", 4, 1), ("D", 3, 1), ("S", 2, 1), ("Z", 5, 0), ("I", 6, 1)])
+@pytest.mark.parametrize(
+    ("letter", "state", "alive"), [("T", 4, 1), ("t", 4, 1), ("D", 3, 1), ("S", 2, 1), ("Z", 5, 0), ("I", 6, 1)]
+)
 def test_states(tmp_path: Path, letter: str, state: float, alive: float) -> None:
     board = bench(tmp_path, "node")
     board.edit("/proc/26231/stat", "(vim) R", f"(v) (im) {letter}")
@@ -108,10 +110,30 @@ def test_a_rank_without_pid_shows_its_progress_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("membership", "path", "before", "after"),
     [
-        ("0::/job/rank2\n", "/sys/fs/cgroup/job/cpu.stat", "usage_usec 1\nthrottled_usec 1000\n", "usage_usec 2\nthrottled_usec 501000\n"),
-        ("0::/job/rank2\n", "/sys/fs/cgroup/unified/job/rank2/cpu.stat", "throttled_usec 0\n", "throttled_usec 500000\n"),
-        ("3:cpu,cpuacct:/a\n", "/sys/fs/cgroup/cpu,cpuacct/a/cpu.stat", "throttled_time 7\n", "throttled_time 500000007\n"),
-        ("4:memory:/m\n3:cpu:/a\n0::/\n", "/sys/fs/cgroup/cpu/a/cpu.stat", "throttled_time 0\n", "throttled_time 500000000\n"),
+        (
+            "0::/job/rank2\n",
+            "/sys/fs/cgroup/job/cpu.stat",
+            "usage_usec 1\nthrottled_usec 1000\n",
+            "usage_usec 2\nthrottled_usec 501000\n",
+        ),
+        (
+            "0::/job/rank2\n",
+            "/sys/fs/cgroup/unified/job/rank2/cpu.stat",
+            "throttled_usec 0\n",
+            "throttled_usec 500000\n",
+        ),
+        (
+            "3:cpu,cpuacct:/a\n",
+            "/sys/fs/cgroup/cpu,cpuacct/a/cpu.stat",
+            "throttled_time 7\n",
+            "throttled_time 500000007\n",
+        ),
+        (
+            "4:memory:/m\n3:cpu:/a\n0::/\n",
+            "/sys/fs/cgroup/cpu/a/cpu.stat",
+            "throttled_time 0\n",
+            "throttled_time 500000000\n",
+        ),
     ],
 )
 def test_throttling_in_both_versions(tmp_path: Path, membership: str, path: str, before: str, after: str) -> None:

@@ -164,7 +164,9 @@ class FullDisk:
         return os.write(descriptor, data)
 
 
-def test_a_full_disk_keeps_the_newest_in_memory_and_writes_them_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_newest_in_memory_and_writes_them_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = Metrics("test")
     spool = make(tmp_path, metrics=metrics)
     assert spool.append(entry(0))
@@ -179,7 +181,9 @@ def test_a_full_disk_keeps_the_newest_in_memory_and_writes_them_later(tmp_path: 
     assert drain(spool) == [0, 1, 2, 3]
 
 
-def test_a_disk_that_stays_full_drops_ticks_before_logs_and_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stays_full_drops_ticks_before_logs_and_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = Metrics("test")
     spool = make(tmp_path, metrics=metrics)
     monkeypatch.setattr(spool_module, "os", FullDisk())
@@ -207,7 +211,11 @@ class Mortal:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        return self._counted(name, real) if name in ("write", "ftruncate", "unlink", "rename", "open", "truncate") else real
+        return (
+            self._counted(name, real)
+            if name in ("write", "ftruncate", "unlink", "rename", "open", "truncate")
+            else real
+        )
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -222,13 +230,17 @@ class Mortal:
 
 
 OPERATIONS = st.lists(
-    st.one_of(st.tuples(st.just("append"), st.integers(1, 30)), st.tuples(st.just("send"), st.integers(1, 40))), min_size=1, max_size=30
+    st.one_of(st.tuples(st.just("append"), st.integers(1, 30)), st.tuples(st.just("send"), st.integers(1, 40))),
+    min_size=1,
+    max_size=30,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(operations=OPERATIONS, calls=st.integers(0, 200), torn=st.integers(0, 2000))
-def test_a_kill_at_any_call_loses_nothing_that_was_kept(operations: list[tuple[str, int]], calls: int, torn: int) -> None:
+def test_a_kill_at_any_call_loses_nothing_that_was_kept(
+    operations: list[tuple[str, int]], calls: int, torn: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder)
         spool = make(path, limit=16 * 1024 * 1024)

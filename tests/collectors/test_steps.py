@@ -42,9 +42,21 @@ def test_golden_step(tmp_path: Path) -> None:
     source.handle(STEP)
     [(job, attempt, rank, world, row)] = board.outlet.steps
     assert (job, attempt, rank, world) == ("j", 1, 0, 4)
-    assert (row.step, row.phase, row.started_at_ns, row.arrived_at_ns) == (17, "train", 1700000000000000000, 1700000000051500000)
+    assert (row.step, row.phase, row.started_at_ns, row.arrived_at_ns) == (
+        17,
+        "train",
+        1700000000000000000,
+        1700000000051500000,
+    )
     assert (row.duration_ms, row.data_ms, row.forward_ms, row.backward_ms, row.wait_ms) == (60.5, 1.5, 20, 30, 5)
-    assert (row.optimizer_ms, row.checkpoint_ms, row.cpu_ms, row.loss, row.grad_norm_local, row.grad_norm) == (4, 0, 58, 2.25, 0.5, 0.25)
+    assert (row.optimizer_ms, row.checkpoint_ms, row.cpu_ms, row.loss, row.grad_norm_local, row.grad_norm) == (
+        4,
+        0,
+        58,
+        2.25,
+        0.5,
+        0.25,
+    )
     assert (row.samples, row.finite) == (64, True)
     assert math.isnan(row.param_checksum)
     [state] = board.context.ranks.all()
@@ -117,7 +129,13 @@ def test_an_exit_is_published_at_once(tmp_path: Path, code: int, severity: str) 
     source.handle(datagram("exit", pid=7, exit_code=code, at_ns=5))
     [(event, urgent)] = board.outlet.logs
     assert urgent
-    assert (event.code, event.severity, event.job, event.attempt, event.rank) == (f"worker_exit:{code}", severity, "j", 1, 2)
+    assert (event.code, event.severity, event.job, event.attempt, event.rank) == (
+        f"worker_exit:{code}",
+        severity,
+        "j",
+        1,
+        2,
+    )
     assert event.attributes == {"rank": "2", "pid": "7", "exit_code": str(code), "generation": "1", "at_ns": "5"}
     assert len(board.context.ranks.all()) == (0 if code == 0 else 1)
 
