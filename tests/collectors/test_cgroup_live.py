@@ -27,15 +27,15 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group that allows a fifth of a core."""
+    """A control group that allows a twentieth of a core."""
     root = V1 if (V1 / "cpu.cfs_quota_us").exists() or (V1 / "cpu.stat").exists() else V2
     path = root / NAME
     try:
         path.mkdir(exist_ok=True)
         if root == V1:
-            (path / "cpu.cfs_quota_us").write_text("20000")
+            (path / "cpu.cfs_quota_us").write_text("5000")
         else:
-            (path / "cpu.max").write_text("20000 100000")
+            (path / "cpu.max").write_text("5000 100000")
     except OSError as error:
         pytest.skip(f"no control group with a processor quota can be made here: {error}")
     yield path
@@ -54,15 +54,15 @@ def test_a_throttled_process_shows_it(group: Path, tmp_path: Path) -> None:
         free = [values(source, source.sample(0), "process", "rank0")]
         (group / "cgroup.procs").write_text(str(burner.pid))
         throttled, cores = 0.0, 1.0
-        for _ in range(20):
+        for _ in range(100):
             clock.sleep(0.5)
             row = values(source, source.sample(0), "process", "rank0")
             throttled, cores = row.get("throttled_ratio", 0.0), row["cpu_cores"]
-            if throttled > 0.3 and cores < 0.4:
+            if throttled > 0.2 and cores < 0.2:
                 break
         burner.kill()
         burner.wait()
     assert free[0]["alive"] == 1
-    assert throttled > 0.3
-    assert cores < 0.4
+    assert throttled > 0.2
+    assert cores < 0.2
     assert not os.path.exists(f"/proc/{burner.pid}")
