@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -14,8 +15,8 @@ from actions.notify.courier import Courier
 from actions.notify.decide import OVER, cause_of_revision, culprits_of, is_result, labels_of, repeat_due_before_ns
 from actions.notify.outbox import Outbox, Told, Waiting
 from actions.notify.sender import HttpSender, Sender
-from trainwarden.bus import Bus, Message, decode_or_dead
-from trainwarden.clock import Clock
+from trainwarden.bus import Bus, Message, connect, decode_or_dead
+from trainwarden.clock import Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import BusError, ConfigError, TrainwardenError
 from trainwarden.records import ActionResult, Delivery, Incident, Plan, Record, encode, stable_id
@@ -28,6 +29,7 @@ GROUP = "tw.notify"
 POLL_S = 0.2
 IDLE_S = 0.1
 STANDBY_S = 0.5
+JOIN_S = 10.0
 
 
 class NotifyService:
@@ -212,16 +214,49 @@ def make_notifiers(config: Config) -> list[Notifier]:
     return made
 
 
-def run(config: Config, bus: Bus, clock: Clock, stop: threading.Event, metrics: Metrics | None = None) -> None:
-    """Notify until `stop` is set; outlives its own faults."""
-    while not stop.is_set():
-        try:
-            NotifyService(config, bus, clock, metrics).run(stop)
-        except ConfigError:
-            raise
-        except TrainwardenError as error:
-            LOG.error("%s", error)
-            stop.wait(STANDBY_S)
+def run(config: Config, stop: threading.Event, clock: Clock | None = None, metrics: Metrics | None = None) -> None:
+    """Notify until `stop` is set; outlives a broker that comes and goes.
+
+    Raises
+    ------
+    ConfigError
+        A receiver is configured wrongly.
+    """
+    clock = clock or SystemClock()
+    bus = connect(config.kafka.url)
+    try:
+        while not stop.is_set():
+            try:
+                NotifyService(config, bus, clock, metrics).run(stop)
+            except ConfigError:
+                raise
+            except TrainwardenError as error:
+                LOG.error("%s", error)
+                stop.wait(STANDBY_S)
+    finally:
+        bus.close()
+
+
+@contextmanager
+def in_background(config: Config, metrics: Metrics | None = None) -> Iterator[None]:
+    """Notify from a thread while the block runs; without receivers there is no thread.
+
+    Raises
+    ------
+    ConfigError
+        At once, when a receiver is configured wrongly.
+    """
+    if not make_notifiers(config):
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(config, stop), kwargs={"metrics": metrics}, name="notify", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(JOIN_S)
 
 
 def _told_after(known: Told | None, incident: Incident, cause: Cause, now_ns: int, history_n: int) -> Told:

@@ -15,7 +15,7 @@ import pytest
 from actions.notify.base import Call, Cause, DeliverySettings, Notice
 from actions.notify.guard import Refused, check_target, redact
 from actions.notify.sender import HttpSender
-from actions.notify.service import NotifyService, make_notifiers
+from actions.notify.service import NotifyService, in_background, make_notifiers
 from actions.notify.signing import read_secrets, sign
 from actions.notify.webhook import headline, payload, what_was_done
 from tests.notify.make_notices import START_NS, Desk, action, incident, plan, until
@@ -216,6 +216,15 @@ def test_the_whole_way_with_real_threads_and_sockets(tmp_path: Path, receiver: S
     assert [json.loads(seen["body"])["status"] for seen in (first, second)] == ["firing", "resolved"]
     expected = sign(read_secrets(tmp_path / "secret"), first["webhook-id"], int(first["webhook-timestamp"]), first["body"])
     assert first["webhook-signature"] == expected["webhook-signature"]
+
+
+def test_in_the_background_of_the_action_service(tmp_path: Path, receiver: Server) -> None:
+    oncall = {"type": "webhook", "url": f"http://127.0.0.1:{receiver.port}/", "allow_private": True}
+    table = {"cluster": "c", "run_dir": str(tmp_path), "kafka": {"url": f"memory://{tmp_path.name}"}, "notify": {"oncall": oncall}}
+    MemoryBus.named(tmp_path.name).append("tw.incidents", b"i0", encode(incident(1)))
+    with in_background(from_table(table)):
+        until(lambda: len(receiver.seen) == 1, threading.Event().wait)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("notify")]
 
 
 @pytest.mark.parametrize(
