@@ -95,6 +95,7 @@ class Supervisor:
         request = Request(0, self.options.script, env, out, err, self.options.fresh_interpreter)
         self.workers.start(worker, request)
         log.info("rank %d of generation %d is process %d", worker.rank, worker.generation, worker.pid)
+        self.on_change.set()
 
     def _own_environment(self, generation: int) -> dict[str, str]:
         options = self.options

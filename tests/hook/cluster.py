@@ -84,18 +84,20 @@ class Cluster:
         folder = self.root / node
         folder.mkdir(exist_ok=True)
         log = (folder / "warden.log").open("ab")
+        earlier = self._served(folder)
         self.processes[node] = subprocess.Popen(
             [*module("warden"), "--node", node, "--job", self.job, "--listen", f"127.0.0.1:{self.ports.get(node, 0)}",
              "--secret-file", str(self.root / "secret"), "--state-dir", str(folder / "state"),
              "--run-dir", str(folder / "run"), "--", *self.launcher(node)],
             env=self.env, stdout=log, stderr=log,
         )
-        self.ports[node] = wait_for(f"the warden of {node}", lambda: self._port(folder / "warden.log"))
+        self.ports[node] = wait_for(f"the warden of {node}", lambda: self._served(folder)[len(earlier):])[0]
 
     @staticmethod
-    def _port(log: Path) -> int | None:
-        lines = [line for line in log.read_text().splitlines() if "serves on" in line]
-        return int(lines[-1].rpartition(":")[2]) if lines else None
+    def _served(folder: Path) -> list[int]:
+        """Ports of this and earlier wardens of the node."""
+        lines = (folder / "warden.log").read_text().splitlines()
+        return [int(line.rpartition(":")[2]) for line in lines if "serves on" in line]
 
     def start_launcher(self, node: str, *more: str) -> None:
         """A launcher without a warden."""
