@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actions.desk import set_kill_switch
 from actions.http import Request, Response, Router, json_response
 from actions.ledger import Row, StoredPlan
 from actions.world import NodeState
-from trainwarden.errors import UnavailableError, UsageError
+from trainwarden.errors import UsageError
 
 if TYPE_CHECKING:
     from actions.service import ActionService
@@ -90,11 +91,7 @@ class _Pages:
         on, path = request.json().get("on"), self._service.standing.kill_switch_file
         if not isinstance(on, bool):
             raise UsageError(f'kill-switch: "on" is {on!r}, expected true or false')
-        try:
-            path.write_text(f"{author}: {reason}\n") if on else path.unlink(missing_ok=True)
-        except OSError as error:
-            raise UnavailableError(f"kill switch {path}: {error.strerror}; write or remove the file by hand") from None
-        return json_response({"on": on, "file": str(path)})
+        return json_response(set_kill_switch(path, on, author, reason))
 
     def reset_breaker(self, request: Request) -> Response:
         author, reason = self._signed(request)

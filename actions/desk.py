@@ -15,12 +15,13 @@ from actions.backends.base import Backend
 from actions.journal import Journal
 from actions.ledger import Row, StoredPlan, step_row
 from actions.planner import PlannerSettings
+from actions.probe import may_return, probe
 from actions.rails.base import Rail, Refusal, first_refusal
 from actions.rails.breaker import LATCH
 from actions.watch import Watch
 from actions.world import World, is_open, nodes_of
 from trainwarden.clock import NS_PER_S, Clock
-from trainwarden.errors import UsageError
+from trainwarden.errors import UnavailableError, UsageError
 from trainwarden.policy import Policy, strictest
 from trainwarden.records import ActionStatus, Incident, Mode, Plan, Reach
 from trainwarden.selfmetrics import Metrics
@@ -283,11 +284,11 @@ class Desk:
             The node is unknown, or a rail objects (the sentence is the rail's).
         """
         with self._lock:
-            state = self._watch.cluster().get(node)
-            if state is None or not state.job:
-                raise UsageError(
-                    f"node {node} is not known or belongs to no job: known are {', '.join(sorted(self._watch.cluster()))}"
-                )
+            cluster_now = self._watch.cluster()
+            result = probe(node, cluster_now)
+            if not may_return(result, by_operator=True):
+                raise UsageError(f"{node} is not returned: {result.reason}")
+            state = cluster_now[node]
             job = self._watch.job(state.job)
             plan = planner.return_plan(cluster, job, node, reason, author, self._clock.now_ns(), self.settings)
             plan = replace_fence(plan, self.journal.ledger.fence)
@@ -296,7 +297,11 @@ class Desk:
                     plan, planner.signature(plan), [Row.of(plan, ActionStatus.DENIED, refusal.reason, refusal.rail)]
                 )
                 raise UsageError(f"{node} is not returned: {refusal.reason} ({refusal.rail})")
-            self.journal.add_plan(plan, planner.signature(plan), [self._begin_row(plan, "")])
+            self.journal.add_plan(
+                plan,
+                planner.signature(plan),
+                [replace(self._begin_row(plan, ""), reason=f"{plan.reason} (probe: {result.reason})")],
+            )
             self._launch(plan)
             return plan
 
@@ -349,3 +354,22 @@ class Desk:
 def replace_fence(plan: Plan, fence: int) -> Plan:
     """`plan` with the fencing number of who made it."""
     return msgspec.structs.replace(plan, fence=fence)
+
+
+def set_kill_switch(path: Path, on: bool, author: str, reason: str) -> dict[str, object]:
+    """Write or remove the kill-switch file.
+
+    Raises
+    ------
+    UnavailableError
+        The file cannot be written or removed; the sentence says which one to handle by hand.
+    """
+    try:
+        if on:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{author}: {reason}\n")
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UnavailableError(f"kill switch {path}: {error.strerror}; write or remove the file by hand") from None
+    return {"on": on, "file": str(path)}

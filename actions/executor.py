@@ -122,7 +122,7 @@ class Executor:
 
     def _step(self, plan: Plan, step: PlanStep) -> None:
         rows = self._written(plan).get(step.key, [])
-        if any(row.status in _ENDED for row in rows):
+        if step.verb is not Verb.RESTART and any(row.status in _ENDED for row in rows):
             return
         if (reason := self._world_of(plan).kill_switch) != "":
             raise _Stop(
@@ -190,33 +190,38 @@ class Executor:
             raise _Stop(ActionStatus.FAILED, f"{step.target} could not be returned: {outcome.reason}")
 
     def _restart(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        """Order the new world; once more without those who did not answer. The ledger says which round we are in."""
+        del begun
         silent: tuple[str, ...] = ()
-        outcome = Outcome("failed", "not tried")
         for number in range(1, RESTART_ROUNDS + 1):
-            round_step = step if number == 1 else msgspec.structs.replace(step, key=f"{step.key}.{number}")
-            intent = self._intent(plan, round_step, silent)
-            outcome = self._backend.restart(
-                self._order(plan, round_step.key),
-                _members(intent),
-                int(intent["generation"]),
-                self._watch.job(plan.job),
-            )
-            if outcome.status == "done" or not outcome.silent or outcome.status == "refused":
-                break
-            silent = tuple(sorted({*silent, *outcome.silent}))
-            if number < RESTART_ROUNDS:
-                self._write(plan, round_step, ActionStatus.FAILED, outcome.reason)
+            rows = self._written(plan)
+            done = any(row.status is ActionStatus.DONE for row in rows.get(_round_of(step, number).key, []))
+            if done and _round_of(step, number + 1).key not in rows:
+                return
+            if not done and self._order_world(plan, _round_of(step, number), silent):
+                return
+            silent = tuple(sorted({*silent, *self._silent_in(plan, _round_of(step, number))}))
+        raise _Stop(ActionStatus.FAILED, f"job {plan.job} could not be restarted: {', '.join(silent)} did not answer")
+
+    def _order_world(self, plan: Plan, step: PlanStep, silent: tuple[str, ...]) -> bool:
+        """One round; False when members did not answer. A refusal by a warden ends the plan."""
+        if any(row.status is ActionStatus.FAILED for row in self._written(plan).get(step.key, [])):
+            return False
+        intent = self._intent(plan, step, silent)
+        order, job = self._order(plan, step.key), self._watch.job(plan.job)
+        outcome = self._backend.restart(order, _members(intent), int(intent["generation"]), job)
         try:
             self._close_isolations(plan)
         finally:
-            self._close_restart(plan, round_step, outcome)
+            status = ActionStatus.DONE if outcome.status == "done" else ActionStatus.FAILED
+            self._write(plan, step, status, outcome.reason, silent=",".join(outcome.silent), **outcome.detail)
+        if status is ActionStatus.FAILED and (outcome.status == "refused" or not outcome.silent):
+            raise _Stop(ActionStatus.FAILED, f"job {plan.job} could not be restarted: {outcome.reason}")
+        return status is ActionStatus.DONE
 
-    def _close_restart(self, plan: Plan, step: PlanStep, outcome: Outcome) -> None:
-        if outcome.status == "done":
-            self._write(plan, step, ActionStatus.DONE, outcome.reason, **outcome.detail)
-            return
-        self._write(plan, step, ActionStatus.FAILED, outcome.reason)
-        raise _Stop(ActionStatus.FAILED, f"job {plan.job} could not be restarted: {outcome.reason}")
+    def _silent_in(self, plan: Plan, step: PlanStep) -> set[str]:
+        rows = self._written(plan).get(step.key, [])
+        return {node for row in rows for node in row.detail.get("silent", "").split(",") if node}
 
     def _intent(self, plan: Plan, step: PlanStep, silent: tuple[str, ...]) -> Mapping[str, str]:
         """What this restart is to do, as the ledger has it or decided now."""
@@ -272,14 +277,31 @@ class Executor:
         if not restarts(plan):
             self._end(plan, ActionStatus.VERIFIED, "nothing to wait for: no restart was part of the plan")
             return
-        rows = [row for row in self._journal.ledger.rows_of(plan.plan_id) if row.verb == Verb.RESTART.value]
-        intent = next(row for row in reversed(rows) if row.status is ActionStatus.STARTED).detail
-        result: Verification = verify(
+        result = self._watch_over(plan)
+        if result.again and self._second_chance(plan, result.reason):
+            result = self._watch_over(plan)
+        status = ActionStatus.VERIFIED if result.passed else ActionStatus.FAILED
+        self._end(plan, status, result.reason, **result.detail)
+
+    def _watch_over(self, plan: Plan) -> Verification:
+        intent = self._begun_restarts(plan)[-1].detail
+        return verify(
             self._watch, plan.job, _members(intent), int(intent["generation"]), int(intent["last_step"]), self._settings.verify_s,
             self._clock, self._journal.ledger.check_lease, lambda: self._newer_trouble(plan, int(intent["generation"])),
         )  # fmt: skip
-        status = ActionStatus.VERIFIED if result.passed else ActionStatus.FAILED
-        self._end(plan, status, result.reason, **result.detail)
+
+    def _begun_restarts(self, plan: Plan) -> list[Row]:
+        rows = self._journal.ledger.rows_of(plan.plan_id)
+        return [row for row in rows if row.verb == Verb.RESTART.value and row.status is ActionStatus.STARTED]
+
+    def _second_chance(self, plan: Plan, reason: str) -> bool:
+        """A new world that broke while starting (a port, a slow joiner) is ordered once more; what breaks twice is for a person."""
+        begun = len(self._begun_restarts(plan))
+        if begun >= RESTART_ROUNDS or self._world_of(plan).kill_switch:
+            return False
+        LOG.warning("plan %s: %s; the job is restarted once more", plan.plan_id, reason)
+        step = next(step for step in plan.steps if step.verb is Verb.RESTART)
+        return self._order_world(plan, _round_of(step, begun + 1), ())
 
     def _end(self, plan: Plan, status: ActionStatus, reason: str, rail: str = "", /, **detail: str) -> None:
         page = {"page": "1"} if status in (ActionStatus.FAILED, ActionStatus.REVERTED) else {}
@@ -309,6 +331,10 @@ class Executor:
             if row.verb:
                 found.setdefault(row.key, []).append(row)
         return found
+
+
+def _round_of(step: PlanStep, number: int) -> PlanStep:
+    return step if number == 1 else msgspec.structs.replace(step, key=f"{step.key}.{number}")
 
 
 def _restart_key(plan: Plan) -> str:

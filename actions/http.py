@@ -8,6 +8,7 @@ header must be one we answer to, else a name that resolves to loopback could rea
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -28,7 +29,6 @@ LOG = logging.getLogger("trainwarden.actions.http")
 TOKEN_HEADER = "X-Trainwarden-Token"
 MAX_BODY_BYTES = 64 * 1024
 SOCKET_TIMEOUT_S = 30.0
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,13 @@ class Router:
     token
         Expected in `TOKEN_HEADER` on every route that changes something.
     hosts
-        Names in `Host` that are answered, without port; empty answers to loopback names only, ``*`` to all.
+        Names in `Host` that are answered beside ``localhost``, without port. Addresses always are: only a name can be made to
+        resolve to something else.
     """
 
     def __init__(self, token: str, hosts: tuple[str, ...] = ()) -> None:
         self._token = token
-        self._hosts = {*_LOOPBACK, *hosts}
+        self._hosts = {"localhost", *hosts}
         self._routes: list[_Route] = []
 
     def get(self, pattern: str, handler: Handler) -> None:
@@ -151,7 +152,7 @@ class Router:
 
     def _refuse_origin(self, request: Request) -> Response | None:
         host = _host_name(request.headers.get("host", ""))
-        if "*" not in self._hosts and host not in self._hosts:
+        if host not in self._hosts and not _is_address(host):
             return error_response(HTTPStatus.MISDIRECTED_REQUEST, f"Host {host!r} is not a name of this service")
         origin = request.headers.get("origin", "")
         if request.method == "POST" and origin and urlsplit(origin).netloc != request.headers.get("host", ""):
@@ -181,6 +182,14 @@ def _parts(path: str) -> tuple[str, ...]:
 
 def _host_name(host: str) -> str:
     return host.rsplit(":", 1)[0] if ":" in host and not host.endswith("]") else host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _with_parameters(request: Request, parameters: dict[str, str]) -> Request:

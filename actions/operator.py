@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from actions.desk import set_kill_switch
 from actions.http import TOKEN_HEADER, parse_listen, read_token
 from trainwarden.config import Config
 from trainwarden.errors import UnavailableError, UsageError
@@ -46,8 +47,12 @@ class OperatorClient:
         return dict(self._ask("POST", f"/v1/nodes/{node}/return", {"reason": reason}))
 
     def kill_switch(self, on: bool, reason: str) -> dict[str, Any]:
-        """Throw or release the kill switch; works without the service by writing the file."""
-        return dict(self._ask("POST", "/v1/kill-switch", {"on": on, "reason": reason}))
+        """Throw or release the kill switch. Without a service that answers, the file itself is written or removed."""
+        try:
+            return dict(self._ask("POST", "/v1/kill-switch", {"on": on, "reason": reason}))
+        except UnavailableError:
+            path = self.config.path(self.config.actions.kill_switch, "KILL_SWITCH")
+            return set_kill_switch(path, on, self.author, reason)
 
     def reset_breaker(self, reason: str) -> dict[str, Any]:
         """Close the breaker."""

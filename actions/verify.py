@@ -16,11 +16,15 @@ LIMIT_FACTOR = 10
 
 @dataclass(frozen=True)
 class Verification:
-    """How it ended; `detail` has the moment of the first step (`resumed_at_ns`) and the steps lost."""
+    """How it ended; `detail` has the moment of the first step (`resumed_at_ns`) and the steps lost.
+
+    `again`: the new world broke by itself, so ordering it once more may help.
+    """
 
     passed: bool
     reason: str
     detail: Mapping[str, str] = field(default_factory=dict)
+    again: bool = False
 
 
 def verify(
@@ -44,8 +48,10 @@ def verify(
         still_leading()
         watch.refresh()
         state, now_ns = watch.job(job), clock.monotonic_ns()
-        if (reason := newer_trouble() or _broken(state, members, generation)) != "":
+        if (reason := newer_trouble() or _taken_out(state, members)) != "":
             return Verification(False, reason, detail)
+        if (reason := _broken(state, members, generation)) != "":
+            return Verification(False, reason, detail, again=True)
         step = _step(state, members, generation)
         if step > highest:
             highest, rose_ns = step, now_ns
@@ -65,14 +71,20 @@ def _step(state: JobState, members: tuple[str, ...], generation: int) -> int:
     return min(step for node in nodes if node is not None for step in node.last_steps.values())
 
 
-def _broken(state: JobState, members: tuple[str, ...], generation: int) -> str:
-    """A launcher says ``failed`` of the old generation until it has taken the new order; that is no news."""
+def _taken_out(state: JobState, members: tuple[str, ...]) -> str:
     for member in members:
         node = state.nodes.get(member)
         if node is not None and node.excluded:
             return f"{member} was taken out by somebody else: {node.reason or 'no reason given'}"
+    return ""
+
+
+def _broken(state: JobState, members: tuple[str, ...], generation: int) -> str:
+    """A launcher says ``failed`` of the old generation until it has taken the new order; that is no news."""
+    for member in members:
+        node = state.nodes.get(member)
         if node is not None and node.state == "failed" and node.generation >= generation:
-            return f"{member} failed: {node.reason or 'no reason given'}"
+            return f"{member} failed in generation {generation}: {node.reason or 'its workers ended'}"
     return ""
 
 

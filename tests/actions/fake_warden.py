@@ -31,6 +31,8 @@ class FakeWarden:
     excluded: str = ""
     fence: int = 0
     mute: bool = False
+    broken_worlds: int = 0
+    state: str = "running"
     accepts_saves: bool = True
     effects: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -53,7 +55,7 @@ class FakeWarden:
                 }
             ]
             return {
-                "node": self.node, "job": self.job, "state": "running" if running else "excluded", "generation": self.generation,
+                "node": self.node, "job": self.job, "state": self.state if running else "excluded", "generation": self.generation,
                 "members": self.members, "ranks": ranks if running and self.node in self.members else [], "launcher_pid": 1,
                 "fence": self.fence, "exclusions": [{"node": self.node, "reason": self.excluded}] if self.excluded else [],
             }  # fmt: skip
@@ -115,6 +117,8 @@ class FakeWarden:
         if self.node not in args["members"]:
             self.excluded = "not a member"
             return "done", "excluded", {}
+        self.state = "failed" if self.broken_worlds > 0 else "running"
+        self.broken_worlds -= 1
         self.generation, self.members, self.excluded, self.hung = args["generation"], args["members"], "", False
         self.step, self.started_s = max(0, self.now_step() - 20), time.monotonic()
         return "accepted", "starting", {}

@@ -129,6 +129,25 @@ def test_killed_when_an_effect_was_done_but_not_yet_answered(tmp_path: Path, nod
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [5, 6, 7, 8, 9])
+def test_killed_between_the_rounds_of_a_restart(tmp_path: Path, rows: int) -> None:
+    """n1 never answers: the first round fails, the second goes without it; nobody is told of a round twice."""
+    with rig(tmp_path, n1="http://127.0.0.1:9") as made:
+        write_files(made)
+        path = made.directory / "config.toml"
+        path.write_text(path.read_text() + "[rails.breaker]\nshare_ratio = 0.5\n")
+        with process(made, die_after_rows=rows) as first:
+            assert first.wait(60) == -signal.SIGKILL
+        with process(made):
+            stored = ended(made)
+        assert stored.ended is not None
+        assert stored.ended.status is ActionStatus.VERIFIED, (made.directory / "service.log").read_text()
+        worlds = [args["generation"] for verb, _, args in made.wardens["n0"].effects if verb == "world"]
+        assert worlds == [2, 3]
+        assert made.wardens["n0"].members == ["n0", "n3"]
+
+
+@pytest.mark.slow
 def test_a_standby_takes_over_at_once_when_the_leader_is_killed(tmp_path: Path) -> None:
     with rig(tmp_path) as made:
         write_files(made)

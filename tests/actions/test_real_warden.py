@@ -70,12 +70,11 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             cluster.start_warden(name)
         cluster.wait_rows(1, 20, 3)
         url = f"memory://{uuid.uuid4()}"
+        nodes = {name: f"http://127.0.0.1:{port}" for name, port in cluster.ports.items()}
         config = from_table({
             "run_dir": str(tmp_path / "service"), "kafka": {"url": url}, "policy": {"mode": "auto"},
             "actions": {"listen": "127.0.0.1:0"}, "rails": {"cool_down": {"job_s": 0, "node_s": 0}},
-            "backends": {"warden": {
-                "nodes": {name: f"http://127.0.0.1:{port}" for name, port in cluster.ports.items()}, "secret_file": str(tmp_path / "secret"),
-            }},
+            "backends": {"warden": {"nodes": nodes, "secret_file": str(tmp_path / "secret")}},
         })  # fmt: skip
         service = ActionService(make_parts(config, SystemClock()), catch_up_s=0.05)
         service.start()
@@ -86,7 +85,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         cluster.close()
 
 
-def test_kill_is_healed_in_place_then_a_slow_node_is_saved_isolated_and_returned(stage: Stage) -> None:
+def test_a_kill_is_healed_in_place_then_a_slow_node_is_saved_and_isolated(stage: Stage) -> None:
     cluster = stage.cluster
     os.kill(cluster.pid_of(1, 1), signal.SIGKILL)
     end = stage.report("rank_killed", "n1", "i1")
@@ -105,6 +104,11 @@ def test_kill_is_healed_in_place_then_a_slow_node_is_saved_isolated_and_returned
     first = min(row["step"] for row in cluster.rows_of(3))
     assert first >= saved, "the coordinated save is what the job went on from"
 
+
+def test_an_isolated_node_comes_back_by_an_operators_word(stage: Stage) -> None:
+    """The node that returns holds an older save than the others: all must go on from the newest."""
+    cluster = stage.cluster
+    assert stage.report("node_lost", "n2", "i1").status is ActionStatus.VERIFIED
     stage.service.watch.refresh()
     plan = stage.service.desk.return_node("c", "n2", "ann", "repaired")
     ended: Any = wait_for("the return", lambda: (s := stage.service.ledger.plan(plan.plan_id)) and s.ended, 90)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actions.http import TOKEN_HEADER
+from actions.http import TOKEN_HEADER, load_token
 from actions.operator import OperatorClient
 from actions.service import ActionService, make_parts
 from tests.actions.builders import NODES
@@ -236,6 +236,28 @@ def test_a_restart_that_does_not_help_is_paged(rig4: Rig) -> None:
     assert "the steps stand at" in end.reason
 
 
+def test_a_new_world_that_breaks_gets_a_second_chance_and_no_third(rig4: Rig) -> None:
+    rig4.start()
+    rig4.wardens["n1"].broken_worlds = 1
+    rig4.report(kind="rank_killed")
+    end = rig4.end()
+    assert (end.status, end.detail["generation"]) == (ActionStatus.VERIFIED, "3")
+    rig4.wardens["n1"].broken_worlds = 5
+    rig4.report(kind="rank_killed", incident_id="i2", culprits=(Entity(EntityKind.NODE, "n3"),))
+    end = rig4.end("i2")
+    assert (end.status, end.reason) == (ActionStatus.FAILED, "n1 failed in generation 5: its workers ended")
+    assert rig4.wardens["n0"].did("world") == 4
+
+
+def test_a_failure_of_the_old_world_is_no_news(rig4: Rig) -> None:
+    rig4.start()
+    for warden in rig4.wardens.values():
+        warden.state = "failed"
+    rig4.report(kind="rank_killed")
+    assert rig4.end().status is ActionStatus.VERIFIED
+    assert rig4.wardens["n0"].did("world") == 1
+
+
 def test_an_unreachable_culprit_holds_nobody_up_and_is_fenced_when_it_is_back(tmp_path: Path) -> None:
     with rig(tmp_path, n2=NOBODY) as made:
         service = made.start()
@@ -386,6 +408,17 @@ def test_kill_switch_by_file_by_api_and_by_record(rig4: Rig) -> None:
     assert operator(service).health()["kill_switch"] == "ann: enough"
 
 
+def test_kill_switch_works_without_a_service(rig4: Rig) -> None:
+    alone = OperatorClient(rig4.config(actions={"listen": "127.0.0.1:9"}), "ann")
+    load_token(rig4.directory / "operator.token")
+    assert alone.kill_switch(True, "the service hangs")["on"] is True
+    assert (rig4.directory / "KILL_SWITCH").read_text() == "ann: the service hangs\n"
+    alone.kill_switch(False, "fine again")
+    assert not (rig4.directory / "KILL_SWITCH").exists()
+    with pytest.raises(UnavailableError, match="no action service answers at 127.0.0.1:9"):
+        alone.plans()
+
+
 def test_kill_switch_in_the_middle_of_a_plan_stops_it(rig4: Rig) -> None:
     rig4.start()
 
@@ -421,8 +454,13 @@ def test_an_operator_returns_a_node_and_the_job_grows(rig4: Rig) -> None:
     ended = wait_for("the return", lambda: (s := service.ledger.plan(made["plan_id"])) and s.ended)
     assert (ended.status, rig4.wardens["n0"].members) == (ActionStatus.VERIFIED, ["n0", "n1", "n3", "n2"])
     assert not rig4.wardens["n2"].excluded
+    assert "(probe: no node check is installed" in service.ledger.rows_of(made["plan_id"])[0].reason
     with pytest.raises(UsageError, match="node n9 is not known"):
         operator(service).return_node("n9", "x")
+    rig4.wardens["n3"].mute = True
+    service.watch.refresh()
+    with pytest.raises(UsageError, match="node n3 does not answer"):
+        operator(service).return_node("n3", "x")
 
 
 def test_two_services_and_only_one_acts(rig4: Rig) -> None:
