@@ -193,6 +193,21 @@ def describe(settings: type[Any], path: str, emit: Callable[[str, str, str, str]
         if dataclasses.is_dataclass(hint):
             describe(hint, key, emit)  # type: ignore[arg-type]
             continue
-        default = item.default if item.default is not dataclasses.MISSING else (
-            item.default_factory() if item.default_factory is not dataclasses.MISSING else "required")  # fmt: skip
-        emit(key, getattr(hint, "__name__", str(hint)), str(default), str(item.metadata.get("help", "")))
+        emit(key, _type_name(hint), _default_text(item), str(item.metadata.get("help", "")))
+
+
+def _type_name(hint: Any) -> str:
+    """`hint` as a reader of the documentation would say it."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _type_name(next(arm for arm in typing.get_args(hint) if arm is not type(None)))
+    if typing.get_origin(hint) in (dict, Mapping):
+        return f"table of {_type_name(typing.get_args(hint)[1])}"
+    if typing.get_origin(hint) in (tuple, list):
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
+    return getattr(hint, "__name__", str(hint)).lower()
+
+
+def _default_text(item: dataclasses.Field[Any]) -> str:
+    if item.default is not dataclasses.MISSING:
+        return "" if item.default is None else str(item.default)
+    return str(item.default_factory()) if item.default_factory is not dataclasses.MISSING else "required"

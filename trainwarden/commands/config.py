@@ -78,4 +78,5 @@ def docs() -> None:
 def _row(key: str, kind: str, default: str, help_text: str) -> None:
     if key.startswith("plugins"):
         return
-    print(f"| `{key.replace('policy_table', 'policy')}` | {kind} | `{default}` | {help_text} |")
+    shown = f"`{default}`" if default else ""
+    print(f"| `{key.replace('policy_table', 'policy')}` | {kind} | {shown} | {help_text.replace('|', '&#124;')} |")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -51,8 +52,10 @@ def run(
     if chosen.needs_namespaces:
         require_namespaces()
     _require_training()
-    signal.signal(signal.SIGTERM, _interrupt)
-    layout = Layout(_home(directory), seed=seed, broker=broker, kafka_url=kafka, mode=mode)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    home = _home(directory)
+    layout = Layout(home.directory, seed=seed, broker=broker, kafka_url=kafka, mode=mode)
     begun = time.monotonic()
 
     def say(line: str) -> None:
@@ -72,24 +75,49 @@ def run(
 
 
 def _interrupt(number: int, frame: object) -> None:
+    """The first signal ends the run; a second one does not break the cleaning up."""
     del number, frame
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _home(directory: Path) -> Path:
-    """The directory, empty but for our marker; one that holds anything of somebody else's is refused."""
+@dataclass(frozen=True)
+class _Home:
+    """The directory of this run. `lock` keeps a second demonstration out as long as this process lives."""
+
+    directory: Path
+    lock: IO[str]
+
+
+def _home(directory: Path) -> _Home:
+    """The directory, empty but for our marker; one that holds anything of somebody else's, or is in use, is refused."""
     marker = directory / MARKER
     try:
         if directory.exists() and any(directory.iterdir()) and not marker.exists():
             raise UsageError(
                 f"{directory}: is not empty and was not made by a demonstration: choose another --directory"
             )
-        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+        lock = marker.open("a")
+        _own(lock, directory)
+        for entry in directory.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != marker:
+                entry.unlink()
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written ({error.strerror}): choose another --directory") from None
-    return directory
+    return _Home(directory, lock)
+
+
+def _own(lock: IO[str], directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{directory}: another demonstration runs in it: wait for it, or choose another --directory"
+        ) from None
 
 
 def _require_training() -> None:
