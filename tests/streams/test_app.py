@@ -20,12 +20,14 @@ from tests.streams.synthetic import Cluster
 from trainwarden.bus import Bus, Message, connect
 from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config, from_table, load
+from trainwarden.embedded.kafka import ApacheKafka
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
+from trainwarden.errors import BusError
 from trainwarden.records import DeadLetter, FrameCut, Incident, IncidentStatus, LogEvent, Verdict, decode, encode
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
 
 
 class Site:
@@ -273,6 +275,53 @@ def test_stop_is_clean_and_quick_even_when_the_broker_is_gone(tmp_path: Path) ->
         assert "Traceback" not in site.log()
     finally:
         site.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_kafka_is_survived_without_loss(
+    kafka_runtime: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of a durable broker in mid-flight: the worker goes on by itself, cuts are numbered without a gap, a replay agrees."""
+    with ApacheKafka(tmp_path / "kafka") as broker:
+        site = Site(tmp_path, broker.bootstrap)
+        try:
+            worker = site.start_worker()
+            site.wait_leading()
+            site.announce()
+            site.live(4)
+            broker.kill()
+            time.sleep(3)
+            broker.start()
+            site.wait("the broker is written to again", lambda: published(site))
+            count = len(site.cuts())
+            site.live(3)
+            site.wait("new cuts", lambda: len(site.cuts()) > count)
+            site.put(killed(site))
+            site.wait("an incident", lambda: any(isinstance(i, Incident) for i in site.on("tw.incidents")))
+            assert worker.poll() is None
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(10) == 0
+            numbers = list(dict.fromkeys(cut.seq for cut in site.cuts()))
+            assert numbers == list(range(1, len(numbers) + 1))
+            with Recorder(site.directory / "recording") as recorder:
+                for topic in RECORDED:
+                    copy(everything(site.bus, topic.name), recorder)
+            monkeypatch.setattr("streams.detect.registry", lambda: Detectors(Fingerprint, real=True))
+            told = replay_recording(site.directory / "recording", site.config)
+            assert [encode(verdict) for verdict in told.verdicts] == unique(site.on("tw.verdicts"))
+        finally:
+            site.close()
+
+
+def published(site: Site) -> bool:
+    try:
+        site.put()
+        site.live(1)
+    except BusError:
+        return False
+    return True
 
 
 def test_a_bus_in_memory_is_refused_with_one_sentence() -> None:
