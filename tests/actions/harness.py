@@ -17,7 +17,7 @@ from trainwarden.bus import Bus, Publisher, Subscriber, connect
 from trainwarden.clock import SystemClock
 from trainwarden.config import Config, from_table
 from trainwarden.records import ActionResult, ActionStatus, DeadLetter, Incident, Plan, decode, encode
-from trainwarden.topics import ACTIONS, DEAD, INCIDENTS
+from trainwarden.topics import ACTIONS, ALL, DEAD, INCIDENTS
 
 TERMINAL = {ActionStatus(s) for s in ("recommended", "skipped", "denied", "expired", "failed", "reverted", "verified")}
 LEASE_S = 0.8
@@ -112,10 +112,12 @@ class Rig:
 
 
 @contextmanager
-def rig(tmp_path: Path, **gone: str) -> Iterator[Rig]:
+def rig(tmp_path: Path, bus_url: str = "", **gone: str) -> Iterator[Rig]:
+    """Four fake wardens; those in `gone` have this address instead of their own. The bus is in memory unless one is named."""
     (tmp_path / "secret").write_bytes(SECRET)
-    url = f"memory://{uuid.uuid4()}"
+    url = bus_url or f"memory://{uuid.uuid4()}"
     bus = connect(url)
+    bus.ensure_topics(ALL)
     with ExitStack() as stack:
         wardens = {name: FakeWarden(name, members=list(NODES)) for name in NODES}
         urls = {name: stack.enter_context(serve(warden)) for name, warden in wardens.items()} | gone

@@ -415,7 +415,7 @@ def test_kill_switch_works_without_a_service(rig4: Rig) -> None:
     assert (rig4.directory / "KILL_SWITCH").read_text() == "ann: the service hangs\n"
     alone.kill_switch(False, "fine again")
     assert not (rig4.directory / "KILL_SWITCH").exists()
-    with pytest.raises(UnavailableError, match="no action service answers at 127.0.0.1:9"):
+    with pytest.raises(UnavailableError, match=r"no action service answers at 127\.0\.0\.1:9"):
         alone.plans()
 
 
