@@ -22,9 +22,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from trainwarden.demo.cluster import SCRIPT, free_port
+from trainwarden.demo.cluster import SCRIPT
 from trainwarden.demo.data import write_held_out, write_shard
 from trainwarden.demo.processes import Children
+from trainwarden.embedded.ports import free_port
 
 NODES = 4
 WARM_STEPS = 60

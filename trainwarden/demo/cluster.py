@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import sys
 import time
 import urllib.request
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainwarden.demo.data import write_held_out, write_shard
+from trainwarden.demo.groups import CONTROLLERS, group_of
 from trainwarden.demo.network import Loopback, Network
 from trainwarden.demo.processes import Child, Children
 from trainwarden.errors import UnavailableError
 
-JOB = "digits"
 WARDEN_PORT = 9470
 PROBE_PORT = 9471
 SCRIPT = Path(__file__).with_name("train.py")
@@ -48,6 +47,8 @@ class Layout:
     eval_every: int = 250
     device_ms: float = 40.0
     webhook_url: str = ""
+    more_toml: str = ""
+    """More of the services' configuration."""
 
 
 @dataclass
@@ -73,10 +74,16 @@ class Cluster:
         self.directory = self.layout.directory.resolve()
         # keep sockets' paths short: AF_UNIX allows 107 bytes
         self.children = Children(self.directory / "logs", {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
-        self.ports = Ports(*(free_port() for _ in range(5)))
+        self.ports = Ports(*self.network.seat.ports)
         self.secret_file = self.directory / "secret"
 
     # --- names and addresses -----------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> str:
+        """Name of the job: of its own for each demonstration that runs, since shared memory is named by it."""
+        number = self.network.seat.number
+        return f"digits-{number}" if number else "digits"
 
     @property
     def kafka_url(self) -> str:
@@ -116,6 +123,7 @@ class Cluster:
         self.secret_file.write_text(secrets.token_hex(32))
         self.secret_file.chmod(0o600)
         self.network.up(self.layout.nodes)
+        self._remove_leftovers()
         self._make_data()
         self._write_configs()
         self._start_broker()
@@ -126,6 +134,7 @@ class Cluster:
     def stop(self) -> None:
         """Stop every process, remove the network; files stay in the directory."""
         self.children.stop_all()
+        self._remove_leftovers()
         self.network.down()
 
     def trainwarden(self, *arguments: str) -> list[str]:
@@ -148,14 +157,15 @@ class Cluster:
         bin_directory = Path(sys.executable).parent
         launcher = [
             str(bin_directory / "trainwarden-run"), "--nnodes", f"{self.layout.min_nodes}:{self.layout.nodes}", "--nproc-per-node", "1",
-            "--rdzv-endpoint", f"{self.network.host_address}:{self.ports.rendezvous}", "--rdzv-id", JOB, "--job", JOB, "--node", name,
+            "--rdzv-endpoint", f"{self.network.host_address}:{self.ports.rendezvous}", "--rdzv-id", self.job,
+            "--job", self.job, "--node", name,
             "--run-dir", str(home / "run"), "--local-addr", self.network.rail_address(number), str(SCRIPT),
             "--data", str(self.shard(number)), "--held-out", str(home / "held_out.bin"), "--seed", str(self.layout.seed),
             "--save-every", str(self.layout.save_every), "--eval-every", str(self.layout.eval_every),
             "--device-ms", str(self.layout.device_ms),
         ]  # fmt: skip
         command = [
-            str(bin_directory / "trainwarden-warden"), "--node", name, "--job", JOB,
+            str(bin_directory / "trainwarden-warden"), "--node", name, "--job", self.job,
             "--listen", f"{self.network.management_address(number)}:{WARDEN_PORT}", "--secret-file", str(self.secret_file),
             "--state-dir", str(home / "warden"), "--run-dir", str(home / "run"), "--", *launcher,
         ]  # fmt: skip
@@ -178,6 +188,15 @@ class Cluster:
         return int(ranks[0]["pid"]) if ranks and ranks[0].get("alive") else 0
 
     # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _remove_leftovers(self) -> None:
+        """What killed processes left of this seat: saves in shared memory (at the start they are of another run), control groups."""
+        from trainwarden_hook import segments
+
+        for number in range(self.layout.nodes):
+            segments.unlink_all(self.job, self.node(number))
+        for controller in CONTROLLERS:
+            group_of(self.network.seat.number, controller).remove()
 
     def _make_data(self) -> None:
         for number in range(self.layout.nodes):
@@ -274,7 +293,8 @@ secret_file = {_toml(self.secret_file)}
 
 [backends.warden.nodes]
 {nodes}
-{webhook}"""
+{webhook}
+{self.layout.more_toml}"""
 
     def _collector_toml(self, number: int) -> str:
         home = self.directory / self.node(number)
@@ -301,10 +321,3 @@ kernel = {_toml(self.kernel_log(number))}
 
 def _toml(value: object) -> str:
     return json.dumps(str(value))
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
+CONTROLLERS = ("cpu", "blkio")
 
 
 class ControlGroup:
@@ -58,3 +59,8 @@ class ControlGroup:
                 with contextlib.suppress(OSError):
                     (self._parent / "cgroup.procs").write_text(pid)
             self._path.rmdir()
+
+
+def group_of(seat: int, controller: str) -> ControlGroup:
+    """The group of a demonstration, by its seat, so that the next one in this seat finds what a killed one left."""
+    return ControlGroup(controller, f"trainwarden-demo-{seat}")

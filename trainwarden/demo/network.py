@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from trainwarden.demo.seat import Seat, take_seat
 from trainwarden.errors import UnavailableError
+
+SERVICE_PORTS = 5
 
 
 class Network(Protocol):
     """Where nodes live."""
 
+    seat: Seat
     host_address: str
     """Address of the services (broker, store, actions) as seen from nodes."""
     rail_interface: str
@@ -51,13 +55,13 @@ class Loopback:
 
     host_address: str = "127.0.0.1"
     rail_interface: str = "lo"
-    subnet: int = field(default_factory=lambda: os.getpid() % 250)
+    seat: Seat = field(default_factory=lambda: take_seat(SERVICE_PORTS))
 
     def rail_address(self, number: int) -> str:
-        return f"127.77.{self.subnet}.{10 + number}"
+        return f"127.77.{self.seat.number}.{10 + number}"
 
     def management_address(self, number: int) -> str:
-        return f"127.78.{self.subnet}.{10 + number}"
+        return f"127.78.{self.seat.number}.{10 + number}"
 
     def enter(self, number: int, command: Sequence[str]) -> list[str]:
         del number
@@ -67,19 +71,20 @@ class Loopback:
         del nodes
 
     def down(self) -> None:
-        return None
+        self.seat.leave()
 
 
 @dataclass
 class Namespaces:
     """One network namespace a node, two bridges on the host. Names carry `tag`, so that two demonstrations do not meet."""
 
-    tag: str = field(default_factory=lambda: f"tw{os.getpid() % 10_000}")
     rail_interface: str = "rail0"
+    seat: Seat = field(default_factory=lambda: take_seat(SERVICE_PORTS))
     _made: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.subnet = os.getpid() % 200 + 20
+        self.tag = f"tw{self.seat.number}"
+        self.subnet = self.seat.number + 20
         self.host_address = f"10.78.{self.subnet}.1"
 
     def rail_address(self, number: int) -> str:
@@ -101,6 +106,7 @@ class Namespaces:
 
     def up(self, nodes: int) -> None:
         require_namespaces()
+        self._sweep()
         self._bridge(f"{self.tag}-m", f"{self.host_address}/24")
         self._bridge(f"{self.tag}-r", None)
         for number in range(nodes):
@@ -110,6 +116,17 @@ class Namespaces:
         for undo in reversed(self._made):
             subprocess.run(undo, check=False, capture_output=True)
         self._made.clear()
+        self.seat.leave()
+
+    def _sweep(self) -> None:
+        """Remove what a demonstration left that was killed in this seat."""
+        listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
+        spaces = [line.split()[0] for line in listed.splitlines() if line.startswith(f"{self.tag}-n")]
+        for undo in (
+            *(["ip", "netns", "del", space] for space in spaces),
+            *(["ip", "link", "del", f"{self.tag}-{bridge}"] for bridge in "mr" if spaces),
+        ):
+            subprocess.run(undo, check=False, capture_output=True)
 
     def _bridge(self, name: str, address: str | None) -> None:
         self._do(["ip", "link", "add", name, "type", "bridge"], undo=["ip", "link", "del", name])

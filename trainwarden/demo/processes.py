@@ -1,18 +1,27 @@
-"""Child processes of the demonstration: each in a session of its own, its output in a file, none left behind."""
+"""Child processes of the demonstration: each in a session of its own, its output in a file, none left behind.
+
+A child gets SIGTERM when its parent dies, in whatever way. What children start inherits a mark in its environment, by which it is found
+and killed in the end even when it has left the session (launchers do).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainwarden.embedded.tether import tethered
 from trainwarden.errors import UnavailableError
 
 STOP_S = 8.0
+MARK = "TRAINWARDEN_TREE"
 
 
 @dataclass
@@ -48,7 +57,8 @@ class Children:
 
     def __init__(self, log_directory: Path, environment: Mapping[str, str]) -> None:
         self._logs = log_directory
-        self._environment = dict(environment)
+        self._mark = uuid.uuid4().hex
+        self._environment = {**environment, MARK: self._mark}
         self._children: dict[str, Child] = {}
         log_directory.mkdir(parents=True, exist_ok=True)
 
@@ -57,7 +67,7 @@ class Children:
         log = self._logs / f"{name}.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                tethered(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **self._environment, **extra},
             )  # fmt: skip
         self._children[name] = Child(name, process, log)
@@ -104,6 +114,7 @@ class Children:
             _signal_session(child, signal.SIGKILL)
             child.process.wait()
         self._children.clear()
+        kill_marked(self._mark)
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:
@@ -111,3 +122,30 @@ def _signal_session(child: Child, number: signal.Signals) -> None:
         os.killpg(child.pid, number)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def kill_marked(mark: str) -> list[int]:
+    """SIGKILL to every process that carries this mark; returns their ids."""
+    wanted, killed = f"{MARK}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed.append(int(entry.name))
+        except OSError:
+            continue  # it ended meanwhile, or is somebody else's
+    return killed
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do nothing inside: cleaning up is done to its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from trainwarden.bus import connect
@@ -13,6 +14,7 @@ from trainwarden.demo.faults.base import Expectation, Fault
 from trainwarden.demo.judge import Injection, Outcome, finished, judge
 from trainwarden.demo.network import Loopback, Namespaces, Network
 from trainwarden.demo.observer import Observer
+from trainwarden.demo.processes import uninterrupted
 from trainwarden.demo.receiver import Receiver
 from trainwarden.records import ActionResult, Incident, Plan, Verdict
 
@@ -70,8 +72,9 @@ def run(
             before_stop(result)
         return result
     finally:
-        stage.end()
-        receiver.stop()
+        with uninterrupted():
+            stage.end()
+            receiver.stop()
 
 
 class _Stage:
@@ -118,10 +121,11 @@ class _Stage:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Take everything away."""
-        self.fault.undo(self.cluster, self._number)
-        self.observer.stop()
-        self.cluster.stop()
+        """Take everything away; one thing that fails does not keep the others."""
+        with ExitStack() as ending:
+            ending.callback(self.cluster.stop)
+            ending.callback(self.observer.stop)
+            ending.callback(self.fault.undo, self.cluster, self._number)
 
 
 def _narrator(say: Say) -> Callable[[object], None]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from trainwarden.embedded.tether import tethered
 from trainwarden.errors import UnavailableError
 
 _TAIL_BYTES = 4096
@@ -19,7 +20,7 @@ class Child:
     """One long-running process of ours, in a session of its own.
 
     The session keeps a Ctrl-C at the terminal from the broker: it must outlive the parts that still write to it, and is
-    stopped by its owner.
+    stopped by its owner, or by the kernel when its owner was killed.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ class Child:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             with self.log_path.open("ab") as log:
                 return subprocess.Popen(
-                    argv,
+                    tethered(argv),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from trainwarden.demo.cluster import Cluster
 from trainwarden.demo.faults.base import Expectation, Fault
-from trainwarden.demo.groups import ControlGroup
+from trainwarden.demo.groups import ControlGroup, group_of
+from trainwarden.embedded.tether import tethered
 
 MIN_SHARE = 0.01
 MEASURE_S = 1.0
@@ -39,7 +40,7 @@ class Slow(Fault):
     def inject(self, cluster: Cluster, number: int, rng: random.Random) -> str:
         pid = cluster.trainer_pid(number)
         share = max(MIN_SHARE, self._used * rng.choice((0.25, 0.30, 0.35)))
-        group = ControlGroup("cpu", f"trainwarden-slow-{os.getpid()}")
+        group = group_of(cluster.network.seat.number, "cpu")
         if group.make():
             self._group = group
             group.limit_cpu(share)
@@ -59,7 +60,7 @@ class Slow(Fault):
         core = max(os.sched_getaffinity(0))
         os.sched_setaffinity(pid, {core})
         command = ["-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"]
-        self._burners = [subprocess.Popen([sys.executable, *command]) for _ in range(5)]
+        self._burners = [subprocess.Popen(tethered([sys.executable, *command])) for _ in range(5)]
         return f"process {pid} shares core {core} with five busy processes (no permission for a cgroup quota)"
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from trainwarden.demo.cluster import Cluster
 from trainwarden.demo.faults.base import Expectation, Fault
-from trainwarden.demo.groups import ControlGroup
+from trainwarden.demo.groups import ControlGroup, group_of
 
 
 class SlowLoader(Fault):
@@ -24,7 +24,7 @@ class SlowLoader(Fault):
 
     def inject(self, cluster: Cluster, number: int, rng: random.Random) -> str:
         pid, rate = cluster.trainer_pid(number), rng.choice((384, 448, 512)) * 1024
-        group = ControlGroup("blkio", f"trainwarden-loader-{os.getpid()}")
+        group = group_of(cluster.network.seat.number, "blkio")
         if group.make() and group.limit_reads(disk_of(cluster.shard(number)), rate):
             self._group = group
             group.add(pid)
