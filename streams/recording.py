@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from trainwarden.errors import UsageError
 
 MAGIC = b"TWR1"
 SEGMENT_BYTES = 64 * 1024 * 1024
+GZIP_WBITS = 31
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 _Fields = tuple[str, int, int, int, bytes, bytes]
@@ -112,17 +114,11 @@ def read(directory: Path) -> Iterator[Message]:
 
 
 def _content(path: Path) -> bytes:
-    """As much of a segment as can be had: the end may be missing."""
-    content = bytearray()
+    """As much of a segment as can be had: a recorder that was killed leaves its end missing."""
     try:
-        with gzip.open(path, "rb") as file:
-            while block := file.read(1 << 16):
-                content.extend(block)
-    except EOFError:
-        pass  # killed while writing: what was flushed is there
-    except (OSError, gzip.BadGzipFile) as error:
+        return zlib.decompressobj(wbits=GZIP_WBITS).decompress(path.read_bytes())
+    except (OSError, zlib.error) as error:
         raise UsageError(f"{path}: {error}: not a segment of a recording") from None
-    return bytes(content)
 
 
 def _frames(stream: io.BytesIO) -> Iterator[bytes]:
