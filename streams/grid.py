@@ -43,6 +43,7 @@ class Grid:
     _next: int | None = None
     _event_ns: int = 0
     _event_arrived_ns: int = 0
+    _newest_ns: int = 0
     _forgotten: set[str] = field(default_factory=set)
 
     @property
@@ -57,6 +58,7 @@ class Grid:
         node.last_cell, node.arrived_at_ns, node.absent_cells = max(node.last_cell, cell), now_ns, 0
         node.skewed = correction_ns != 0
         self._forgotten.discard(tick.node)
+        self._newest_ns = now_ns
         self._advance(event_ns, now_ns)
         if self._next is not None and cell < self._next:
             return False
@@ -95,7 +97,7 @@ class Grid:
                 name: [n.last_cell, n.arrived_at_ns, n.absent_cells, n.skewed] for name, n in self._nodes.items()
             },
             "next": self._next,
-            "event": [self._event_ns, self._event_arrived_ns],
+            "event": [self._event_ns, self._event_arrived_ns, self._newest_ns],
             "forgotten": sorted(self._forgotten),
         }
 
@@ -104,7 +106,7 @@ class Grid:
         self._cells = {cell: {(tick := decode(p)).node: tick for p in payloads} for cell, payloads in state["cells"]}
         self._nodes = {name: _Node(*values) for name, values in state["nodes"].items()}
         self._next = state["next"]
-        self._event_ns, self._event_arrived_ns = state["event"]
+        self._event_ns, self._event_arrived_ns, self._newest_ns = state["event"]
         self._forgotten = set(state["forgotten"])
 
     def _advance(self, event_ns: int, now_ns: int) -> None:
@@ -114,7 +116,7 @@ class Grid:
     def _event_at(self, now_ns: int) -> int:
         """Event time: the newest tick, moved on with arrival time."""
         since_ns = max(0, now_ns - self._event_arrived_ns)
-        newest_ns = max((node.arrived_at_ns for node in self._nodes.values()), default=0)
+        newest_ns = self._newest_ns
         if now_ns - newest_ns < STALL_NS:
             since_ns = min(
                 since_ns, max(0, newest_ns - self._event_arrived_ns) + self.lateness_ms * NS_PER_MS + self.interval_ns
