@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BUDGET_RATIO = 0.0025
 LEAST_NORM_RATIO = 0.0003
-LOCAL_SHARE = 0.75
+SAMPLE_SHARE, LOCAL_SHARE, REDUCED_SHARE = 0.5, 0.3, 0.2
 SAMPLE_PARTS = 16
 MAX_FAILURES = 3
 now_ns = time.perf_counter_ns
@@ -53,8 +53,8 @@ class Stride:
 class GradientTap:
     """Per-step record, filled by the hook, emptied by the step.
 
-    The whole norm is measured as often as the budget allows. In the steps between, a part of
-    the gradients that moves on from step to step is looked at, and the local norm is reported
+    The whole norm is measured as often as the budget allows. In the steps between, as often as
+    that fits, a part of the gradients that moves on is looked at, and the local norm is reported
     only if it is not finite: a rank whose gradients turn NaN is named in that very step.
 
     ``handed_ns`` and ``reduced_ns`` are `time.perf_counter_ns` values, 0 when the hook has not run.
@@ -71,6 +71,7 @@ class GradientTap:
         self.scale_ns = 0
         self.local_stride = Stride()
         self.reduced_stride = Stride()
+        self.sample_stride = Stride()
         self.failures = 0
         self._whole = True
         self._part = 0
@@ -89,8 +90,10 @@ class GradientTap:
         self.handed_ns = self.reduced_ns = self.own_ns = self.scale_ns = self._norm_ns = 0
         self._squares.clear()
         self._whole = self.local_stride.due() or must_measure
-        self._look_at = -1 if self._whole else self._part % self._bucket_count
-        self._part += 1
+        self._look_at = -1
+        if not self._whole and self.sample_stride.due():
+            self._part += 1
+            self._look_at = self._part % self._bucket_count
 
     def __call__(self, _: object, bucket: GradBucket) -> Future[torch.Tensor]:
         """Handle one bucket: note, scale, reduce."""
@@ -128,7 +131,7 @@ class GradientTap:
         """A sixteenth of a bucket; all of it is seen once in sixteen rounds over the buckets."""
         size = -(-buffer.numel() // SAMPLE_PARTS)
         start = (self._part // self._bucket_count % SAMPLE_PARTS) * size
-        return buffer[min(start, buffer.numel() - size) :][:size]
+        return buffer.narrow(0, min(start, buffer.numel() - size), size)
 
     def _done(self, future: Future[list[torch.Tensor]]) -> torch.Tensor:
         tensors = future.value()
@@ -141,9 +144,9 @@ class GradientTap:
             return None
         started = now_ns()
         norm = _root(self._squares)
-        if self._whole:
-            self.local_stride.spent(self._norm_ns + now_ns() - started)
-        elif isinstance(norm, float) and math.isfinite(norm):
+        stride = self.local_stride if self._whole else self.sample_stride
+        stride.spent(self._norm_ns + now_ns() - started)
+        if not self._whole and isinstance(norm, float) and math.isfinite(norm):
             return None
         return norm
 
@@ -161,15 +164,16 @@ class GradientTap:
         return norm
 
     def settle(self, step_ns: float, recorder_ns: float) -> None:
-        """Share what the rest of the hook leaves of the budget between the two norms.
+        """Share what the rest of the hook leaves of the budget between the measurements.
 
         ``recorder_ns`` is what the step recorder has spent; the norms inside it are small next to their own allowance.
         """
         fixed_ns = self.own_ns - self._norm_ns + recorder_ns
         self._fixed_ns = 0.95 * self._fixed_ns + 0.05 * fixed_ns if self._fixed_ns else float(fixed_ns)
         left_ns = max(BUDGET_RATIO * step_ns - self._fixed_ns, LEAST_NORM_RATIO * step_ns)
+        self.sample_stride.allow(SAMPLE_SHARE * left_ns)
         self.local_stride.allow(LOCAL_SHARE * left_ns)
-        self.reduced_stride.allow((1.0 - LOCAL_SHARE) * left_ns)
+        self.reduced_stride.allow(REDUCED_SHARE * left_ns)
 
 
 def _square(buffer: torch.Tensor) -> Any:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trainwarden_hook import steps
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.mailbox import Mailbox
 from trainwarden_hook.steps import Phase, StepRecorder
@@ -140,14 +141,14 @@ class Job:
 
     def enter_step(self, step: int) -> None:
         """Step boundary: saves that are due, then the clock of the step."""
-        entered_ns = time.perf_counter_ns()
+        entered_ns = steps.now_ns()
         mailbox = self.mailbox
         mailbox.current = step
         checkpoint_ns = 0
         if mailbox.save_at is not None or (self._every and step % self._every == 0 and step > self.start_step):
-            before = time.perf_counter_ns()
+            before = steps.now_ns()
             self.guard("save", lambda: self._save_if_due(step))
-            checkpoint_ns = time.perf_counter_ns() - before
+            checkpoint_ns = steps.now_ns() - before
         try:
             following = step + 1
             save_follows = mailbox.save_at == following or bool(self._every and following % self._every == 0)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from trainwarden_hook import segments
 from trainwarden_hook.checkpoint import Saver, SaveReport
 from trainwarden_hook.disk import KEEP, Folder, load_file, open_file

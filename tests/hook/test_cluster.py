@@ -75,7 +75,7 @@ def newest_common_save(cluster: Cluster, generation: int, every: int = 5) -> int
     """The last multiple of ``every`` at whose boundary all ranks stood."""
     rows = cluster.rows_of(generation)
     ranks = {row["rank"] for row in rows}
-    begun = min(max(row["step"] for row in rows if row["rank"] == rank) + 1 for rank in ranks)
+    begun: int = min(max(row["step"] for row in rows if row["rank"] == rank) + 1 for rank in ranks)
     return begun // every * every
 
 

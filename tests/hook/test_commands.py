@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.commands import Command, Gate, canonical, sign
 from trainwarden_hook.warden_state import Memory, StateFile
@@ -179,7 +178,7 @@ def test_a_crash_between_gate_and_answer_executes_again(fixture: Fixture) -> Non
     def die(_: Command) -> tuple[int, dict[str, Any]]:
         raise KeyboardInterrupt
 
-    fixture.gate._run = die  # type: ignore[method-assign]
+    fixture.gate._run = die  # type: ignore[method-assign, assignment]
     with pytest.raises(KeyboardInterrupt):
         fixture.send(id="a", nonce="7" * 16)
     fixture.close()

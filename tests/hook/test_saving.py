@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from trainwarden_hook import segments
 from trainwarden_hook.checkpoint import Saver
 from trainwarden_hook.environment import Environment

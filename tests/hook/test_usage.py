@@ -6,10 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.launcher import main as launcher_main
 from trainwarden_hook.options import parse, parse_conf, parse_nodes
@@ -51,14 +51,11 @@ def test_good_options() -> None:
 
 
 @pytest.fixture
-def taken() -> int:
-    holder = socket.socket()
-    holder.bind(("127.0.0.1", 0))
-    holder.listen()
-    return int(holder.getsockname()[1]) if _keep.append(holder) is None else 0
-
-
-_keep: list[socket.socket] = []
+def taken() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield int(holder.getsockname()[1])
 
 
 def test_rendezvous_port_in_use(taken: int, capsys: pytest.CaptureFixture[str]) -> None:

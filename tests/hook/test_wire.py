@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.steps import StepRecorder
 from trainwarden_hook.wire import Sender, encode

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.hook.cluster import wait_for
 from trainwarden_hook import zygote
 from trainwarden_hook.workers import Worker, Workers
 from trainwarden_hook.zygote import Request
+
+from tests.hook.cluster import wait_for
 
 
 class Nursery:
@@ -50,7 +50,8 @@ class Nursery:
             return self.exits[rank]
 
     def output(self, rank: int) -> str:
-        return (self.folder / f"{rank}.out").read_text()
+        path = self.folder / f"{rank}.out"
+        return path.read_text() if path.exists() else ""
 
     def wait_output(self, rank: int, text: str) -> None:
         wait_for(f"{text!r} from worker {rank}", lambda: text in self.output(rank), 10)

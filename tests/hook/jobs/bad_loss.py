@@ -18,8 +18,8 @@ def backward(self: torch.Tensor, *args: object, **kwargs: object) -> None:
     if step == at and os.environ["RANK"] == "1" and os.environ["TRAINWARDEN_GENERATION"] == "1":
         self = self * float("nan")
     sys.modules["__main__"].__dict__["_step"] = step + 1
-    clean(self, *args, **kwargs)
+    clean(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
+torch.Tensor.backward = backward  # type: ignore[method-assign]
 exec(compile(source, "tiny.py", "exec"))
