@@ -24,10 +24,13 @@ def serve(ctx: typer.Context, config: ConfigOption = None, log_level: str = "INF
     ctx.obj = loaded
     if ctx.invoked_subcommand is not None:
         return
+    from actions.console.mount import mount
+    from actions.notify.service import in_background
     from actions.service import run
 
     configure_logging(log_level)
-    run(loaded)
+    with in_background(loaded):
+        run(loaded, mount)
 
 
 @app.command()
