@@ -353,7 +353,7 @@ async def _serve(config: Config) -> None:
             if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             raise UnavailableError(
-                f"streams.web_listen {config.streams.web_listen}: {error.strerror or error}: free it or set another"
+                f"streams.web_listen {config.streams.web_listen}: {os.strerror(error.errno)}: free it or set another"
             ) from None
         except Exception:
             log.exception("the stream application broke off and starts again")

@@ -35,6 +35,7 @@ def quieten() -> None:
     """Warnings of the libraries only, and each not too often. Filters sit on handlers: loggers do not inherit them."""
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mode.timers").setLevel(logging.ERROR)  # a late timer on a busy machine is no news
     quiet = Quiet()
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: record.name.partition(".")[0] not in LIBRARIES or quiet.filter(record))
