@@ -6,6 +6,7 @@ Both are compared with the other ranks in the same steps and with the rank's own
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
-from detectors.steps.assembly import Assembly, JointStep, excess_over_peers, reports_by_job
+from detectors.steps.assembly import DATA, Assembly, JointStep, excess_over_peers, reports_by_job
 from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, fold, step_excess
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
@@ -21,6 +22,8 @@ from trainwarden.records import Entity, EntityKind, Evidence, StepReport, Verdic
 
 _KEPT_BLOCKS = 40
 _FRESH_NS = 6 * NS_PER_S
+_SPIKE_SHARE, _SPIKE_GAIN = 0.01, 0.15
+"""A rank's spike level is what one step in a hundred exceeds, tracked with this gain (in usual steps)."""
 _CALM_NS = 12 * NS_PER_S
 _JOB_SILENCE_NS = 3600 * NS_PER_S
 
@@ -43,29 +46,36 @@ class StragglerSettings:
         A slow stretch shorter than this is a hiccup.
     least_share
         Share of the job's step that the rank must cost before it matters.
-    stalls, bursts, stall_window_s, stall_share
-        Intermittent stalls: so many single long steps within the window, in so many bursts with calm between them (or twice as many
-        lone ones), and this share of all the job's stalls.
+    steady_share
+        Share of the blocks of the stretch that must show it: two bad blocks and a calm between them are no slow rank.
+    stall_window_s, stall_share, stall_risk
+        Intermittent stalls: single steps far beyond what the job's ranks show now and then. One rank must have this share of all
+        stalls within the window, and so many that chance spreads them like this with at most this probability.
+    data_bursts, compute_bursts
+        They must come in so many bursts with calm between them (or twice as many lone ones). A loader is only named; a processor may
+        be taken away, so it needs more.
     job_slow_ratio, job_slow_s
         Whole-job slowness with nobody to blame.
     restate_s
         While a fault lasts, it is said again after so long.
     """
 
-    block_steps: int = 8
+    block_steps: int = 4
     block_s: float = 1.0
     skip_steps: int = 10
     warm_blocks: int = 10
     forgetting: float = 0.03
-    alarm_score: float = 12.0
+    alarm_score: float = 16.0
     allowance: float = 1.25
     least_s: float = 5.0
     least_blocks: int = 4
     least_share: float = 0.065
-    stalls: int = 6
-    bursts: int = 3
+    steady_share: float = 0.7
     stall_window_s: float = 24.0
-    stall_share: float = 0.75
+    stall_share: float = 0.8
+    stall_risk: float = 1e-6
+    data_bursts: int = 3
+    compute_bursts: int = 5
     job_slow_ratio: float = 2.5
     job_slow_s: float = 20.0
     clear_blocks: int = 5
@@ -107,7 +117,7 @@ class JobState(msgspec.Struct):
     run_start_ns: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     run_blocks: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     stalls: list[Stall] = []
-    stall_rate: Array = msgspec.field(default_factory=lambda: nan_array(0))
+    spike_ms: Array = msgspec.field(default_factory=lambda: nan_array(0))
     slow_since_ns: int = 0
     blames: dict[str, Blame] = {}
 
@@ -205,8 +215,8 @@ class StragglerDetector(Detector):
         old = {key: number for number, key in enumerate(state.keys)}
         places = [old.get(key, -1) for key in keys]
         state.usual = state.usual.resized(places) if state.usual.blocks else Usual()
-        rates = np.append(state.stall_rate, 0.0)
-        state.stall_rate = rates[[place if place >= 0 else len(rates) - 1 for place in places]]
+        spikes = np.append(state.spike_ms, np.median(state.spike_ms) if len(state.spike_ms) else 0.0)
+        state.spike_ms = spikes[[place if place >= 0 else len(spikes) - 1 for place in places]]
         state.keys = keys
         self._reset_runs(state)
 
@@ -262,6 +272,9 @@ class StragglerDetector(Detector):
         local_rise = _mean_over(run, "local_ms", rank) - float(usual.local_ms[rank])
         wait_fall = float(usual.wait_excess[rank]) - _mean_over(run, "wait_excess", rank)
         step_ms = float(np.mean([kept.step_ms for kept in run]))
+        above = [kept.excess[rank] - usual.excess[rank] > 0.3 * excess for kept in run]
+        if np.mean(above) < settings.steady_share:
+            return False
         return excess >= settings.least_share * step_ms and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
 
     def _count_stalls(self, state: JobState, steps: list[JointStep]) -> None:
@@ -270,30 +283,30 @@ class StragglerDetector(Detector):
         if not steps:
             return
         excess = step_excess(steps) - state.usual.excess
-        limit = np.maximum(8.0 * state.usual.limit_scale(state.usual.step_ms), 0.6 * state.usual.step_ms)
-        found = np.argwhere(np.nan_to_num(excess) > limit)
-        counts = np.bincount(found[:, 1], minlength=len(state.keys)) if len(found) else np.zeros(len(state.keys))
-        for row, rank in found:
+        step_ms = state.usual.step_ms
+        limit = np.maximum(8.0 * state.usual.limit_scale(step_ms), max(0.6 * step_ms, 1.5 * float(np.median(state.spike_ms))))
+        for row, rank in np.argwhere(np.nan_to_num(excess) > limit):
             local = float(excess[row, rank])
-            data = float(np.nan_to_num(steps[row].values[2, rank])) > 0.5 * local
+            data = float(np.nan_to_num(steps[row].values[DATA, rank])) > 0.5 * local
             state.stalls.append(Stall(steps[row].started_at_ns, int(rank), local, data))
         horizon_ns = steps[-1].started_at_ns - int(self.settings.stall_window_s * NS_PER_S)
         state.stalls = [stall for stall in state.stalls if stall.at_ns >= horizon_ns][-2048:]
-        weight = self.settings.forgetting * 0.3
-        state.stall_rate = state.stall_rate + weight * (np.minimum(counts, 1.0) - state.stall_rate)
+        above = np.mean(excess > state.spike_ms, axis=0)
+        state.spike_ms = np.maximum(0.0, state.spike_ms + _SPIKE_GAIN * step_ms * (above - _SPIKE_SHARE))
 
     def _blame_stalls(self, state: JobState, block: Block) -> list[Verdict]:
         counts = np.bincount([stall.rank for stall in state.stalls], minlength=len(state.keys))
         rank = int(np.argmax(counts))
-        usual_count = float(state.stall_rate[rank]) * self.settings.stall_window_s / max((block.end_ns - block.start_ns) / NS_PER_S, 1e-3)
         mine = [stall for stall in state.stalls if stall.rank == rank]
-        enough = len(mine) >= self.settings.stalls and len(mine) >= self.settings.stall_share * len(state.stalls)
-        if not enough or block.end_ns - mine[-1].at_ns > _FRESH_NS or len(mine) < 3.0 * usual_count:
+        if not mine or block.end_ns - mine[-1].at_ns > _FRESH_NS or len(mine) < self.settings.stall_share * len(state.stalls):
             return []
-        bursts = _bursts(mine)
-        if sum(len(burst) > 1 for burst in bursts) < self.settings.bursts and len(bursts) < 2 * self.settings.bursts:
+        if len(counts) * chance_of(len(mine), len(state.stalls), 1.0 / len(counts)) > self.settings.stall_risk:
             return []
         kind = "data_slow" if sum(stall.data for stall in mine) > 0.5 * len(mine) else "compute_slow"
+        bursts = _bursts(mine)
+        needed = self.settings.data_bursts if kind == "data_slow" else self.settings.compute_bursts
+        if sum(len(burst) > 1 for burst in bursts) < needed and len(bursts) < 2 * needed:
+            return []
         excess = float(np.median([stall.excess_ms for stall in mine]))
         onset_ns = next((burst[0].at_ns for burst in bursts if len(burst) > 1), mine[0].at_ns)
         return self._open(state, Blame(kind, state.assembly.nodes[rank], rank, onset_ns, excess, True), block)
@@ -381,6 +394,17 @@ def _rank_keys(nodes: list[str]) -> list[str]:
 def _mean_over(run: list[Block], field: str, rank: int) -> float:
     values = np.array([getattr(block, field)[rank] for block in run])
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else 0.0
+
+
+def chance_of(count: int, total: int, share: float) -> float:
+    """Probability that `count` or more of `total` independent stalls fall on a rank that draws each with probability `share`.
+
+    Examples
+    --------
+    >>> chance_of(3, 3, 0.25)
+    0.015625
+    """
+    return sum(math.comb(total, k) * share**k * (1.0 - share) ** (total - k) for k in range(count, total + 1))
 
 
 def _bursts(stalls: list[Stall]) -> list[list[Stall]]:
