@@ -51,7 +51,8 @@ def parse_exit(event: LogEvent, now_ns: int) -> Exit | None:
 def culprit_of(exits: list[Exit]) -> Exit | None:
     """Whose end explains the others: the earliest killed one, else the earliest that nobody ordered.
 
-    Ends with code 0 explain themselves, and what follows one is the end of a job.
+    Ends with code 0 explain themselves, and what follows one is the end of a job. Several ranks that were told to stop were stopped by
+    their launcher.
 
     Examples
     --------
@@ -59,8 +60,11 @@ def culprit_of(exits: list[Exit]) -> Exit | None:
     >>> culprit_of([victim, killed]).node
     'n2'
     """
-    ordered = sorted(exits, key=lambda end: (end.at_ns, end.rank))
-    if ordered and ordered[0].code == 0:
+    by_time = sorted(exits, key=lambda end: (end.at_ns, end.rank))
+    if by_time and by_time[0].code == 0:
         return None
-    failed = [end for end in ordered if end.code != 0]
-    return next((end for end in failed if end.killed), next(iter(failed), None))
+    failed = [end for end in by_time if end.code != 0]
+    first = next((end for end in failed if end.killed), next(iter(failed), None))
+    if first is not None and first.ordered and sum(end.ordered for end in failed) > 1:
+        return None
+    return first

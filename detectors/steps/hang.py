@@ -53,7 +53,7 @@ class HangSettings:
 
     settle_s: float = 0.3
     failure_settle_s: float = 4.0
-    order_settle_s: float = 8.0
+    order_settle_s: float = 30.0
     frozen_ticks: int = 2
     frozen_s: float = 3.0
     silent_ticks: int = 3

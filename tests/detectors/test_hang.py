@@ -66,6 +66,16 @@ def test_ranks_that_were_told_to_stop_are_no_culprits(code: int) -> None:
     assert spoken(said(script)) == []
 
 
+def test_a_slow_restart_after_an_ordered_stop_blames_nobody() -> None:
+    """No new attempt for a minute: the launcher is slow, nobody was killed."""
+    assert spoken(said(stands_after(20, *(exit_of(n, -15) for n in (3, 0, 1, 2))), 90)) == []
+
+
+def test_one_rank_that_somebody_terminated_is_named_when_no_restart_follows() -> None:
+    verdicts = said(stands_after(20, exit_of(2, -15), exit_of(0, 1), exit_of(1, 1)), 60)
+    assert spoken(verdicts) == [("rank_killed", "n2")]
+
+
 def test_launcher_that_kills_a_frozen_rank_does_not_make_it_a_killed_one() -> None:
     def script(now: int) -> Scene | None:
         if now == 26:

@@ -43,7 +43,7 @@ def test_a_spike_of_three_ticks_is_not_said() -> None:
 
 
 def test_lasting_shift_becomes_usual() -> None:
-    verdicts = said(lambda s: Scene(host={(1, "disk_busy_ratio"): 0.4 + 0.01 * (s % 3)}) if s >= 90 else None, 2400)
+    verdicts = said(lambda s: Scene(host={(1, "disk_busy_ratio"): 0.4 + 0.01 * (s % 3)}) if s >= 90 else None, 1500)
     assert [v.clears for v in verdicts] == [False, True]
 
 
