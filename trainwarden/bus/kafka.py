@@ -48,6 +48,7 @@ class KafkaBus:
         with self._admin() as admin:
             for topic in topics:
                 _create(admin, topic)
+            self._wait_known(admin, topics)
             _check_partitions(admin, topics)
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -64,6 +65,12 @@ class KafkaBus:
     def close(self) -> None:
         return None
 
+    def _wait_known(self, admin: Any, topics: Sequence[Topic]) -> None:
+        """A broker confirms a new topic before it knows its partitions itself."""
+        deadline_ns = self._clock.monotonic_ns() + REQUEST_TIMEOUT_MS * 1_000_000
+        while not all(_partitions_of(admin, topics).values()) and self._clock.monotonic_ns() < deadline_ns:
+            self._clock.sleep(0.05)
+
     @contextlib.contextmanager
     def _admin(self) -> Any:
         try:
@@ -76,6 +83,10 @@ class KafkaBus:
             ) from None
         try:
             yield admin
+        except KafkaError as error:
+            raise UnavailableError(
+                f"the Kafka broker at {','.join(self.addresses)} did not do what it was asked ({type(error).__name__}: {error})"
+            ) from None
         finally:
             admin.close()
 
@@ -97,12 +108,16 @@ def _create(admin: Any, topic: Topic) -> None:
             admin.create_topics([wanted], timeout_ms=REQUEST_TIMEOUT_MS)
 
 
+def _partitions_of(admin: Any, topics: Sequence[Topic]) -> dict[str, int]:
+    """Number of partitions by topic, 0 while it is unknown."""
+    described = admin.describe_topics([topic.name for topic in topics])
+    return {topic.name: 0 for topic in topics} | {entry["name"]: len(entry["partitions"]) for entry in described}
+
+
 def _check_partitions(admin: Any, topics: Sequence[Topic]) -> None:
-    found = {
-        entry["name"]: len(entry["partitions"]) for entry in admin.describe_topics([topic.name for topic in topics])
-    }
+    found = _partitions_of(admin, topics)
     for topic in topics:
-        have = found.get(topic.name, 0)
+        have = found[topic.name]
         if have < topic.partitions:
             raise UnavailableError(f"topic {topic.name} has {have} partitions, {topic.partitions} are needed: "
                                    f"add them (kafka-topics.sh --alter --topic {topic.name} --partitions {topic.partitions})")  # fmt: skip
