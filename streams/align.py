@@ -76,6 +76,18 @@ class _Parked:
     placed: _Placed
 
 
+AHEAD_NS = 5 * NS_PER_S
+BEHIND_NS = 24 * 3600 * NS_PER_S
+"""A tick further from the time of its cut than this would move the grid for everybody: it becomes a dead letter."""
+
+
+def _wild_time(ahead_ns: int) -> str | None:
+    """What is wrong with a tick observed so long after (before, when negative) the cut; None for a usable one."""
+    if ahead_ns > AHEAD_NS:
+        return f"{ahead_ns / NS_PER_S:.0f} s in the future"
+    return f"{-ahead_ns / NS_PER_S:.0f} s ago" if ahead_ns < -BEHIND_NS else None
+
+
 class Aligner:
     """Builds frames. Pure: no clock, no I/O; everything it knows is in `snapshot`."""
 
@@ -237,10 +249,14 @@ class Aligner:
         elif (misfit := self._catalogs.misfit(tick)) is not None:
             self._reject(parked.placed, misfit)
         else:
-            self._put_on_grid(tick, now_ns)
+            self._put_on_grid(parked.placed, tick, now_ns)
 
-    def _put_on_grid(self, tick: Tick, now_ns: int) -> None:
+    def _put_on_grid(self, placed: _Placed, tick: Tick, now_ns: int) -> None:
         correction_ns = 0 if tick.spooled else self._clocks.correction_ns(tick.node, tick.observed_at_ns, now_ns)
+        if (wild := _wild_time(tick.observed_at_ns + correction_ns - now_ns)) is not None:
+            self._metrics.count("tw_ticks_skewed_total", node=tick.node)
+            self._reject(placed, f"observed at {tick.observed_at_ns} ns, {wild}: set the clock of {tick.node}")
+            return
         if correction_ns:
             self._metrics.count("tw_ticks_skewed_total", node=tick.node)
         if not self._grid.place(tick, correction_ns, now_ns):

@@ -50,6 +50,10 @@ class Grid:
     def interval_ns(self) -> int:
         return self.interval_ms * NS_PER_MS
 
+    @property
+    def _forget_cells(self) -> int:
+        return int(self.forget_s * 1000 / self.interval_ms)
+
     def place(self, tick: Tick, correction_ns: int, now_ns: int) -> bool:
         """Put a tick into its cell; False when that cell has closed. Of two ticks of a node in one cell the last observed wins."""
         event_ns = tick.observed_at_ns + correction_ns
@@ -140,14 +144,15 @@ class Grid:
         return cell if over and silent else None
 
     def _first_open(self) -> int | None:
-        if self._next is None or not self._nodes:
-            self._next = min(self._cells, default=self._next)
+        oldest = min(self._cells, default=self._next)
+        if self._next is None or not self._nodes or (oldest is not None and oldest - self._next > self._forget_cells):
+            self._next = oldest  # a hole longer than anybody is remembered has nothing to say
         return self._next if self._nodes else None
 
     def _drop_forgotten(self) -> None:
         if self._next is None:
             return
-        oldest = self._next - int(self.forget_s * 1000 / self.interval_ms)
+        oldest = self._next - self._forget_cells
         for name in [name for name, node in self._nodes.items() if node.last_cell < oldest]:
             del self._nodes[name]
             self._forgotten.add(name)

@@ -397,3 +397,36 @@ def test_a_snapshot_anywhere_continues_exactly(seed: int, stop_at: int, missing:
             bench.cut(second + 0.2)
     assert same_ticks(whole.closed, resumed.closed)
     assert whole.aligner.positions == resumed.aligner.positions
+
+
+WILD_TIMES_NS = (0, -5 * 10**18, 9 * 10**18, 2**64 - 1, START_NS + 7200 * NS_PER_S, START_NS - 90_000 * NS_PER_S)
+
+
+@pytest.mark.parametrize("at_ns", WILD_TIMES_NS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_spooled_tick_with_a_wild_time_is_a_dead_letter_and_moves_nobodys_grid(at_ns: int, first: bool) -> None:
+    bench = Bench()
+    wild = Tick(node="wild", boot_id="w", observed_at_ns=at_ns, spooled=True)
+    if first:
+        bench.add("tw.ticks", wild)
+    for second in range(6):
+        bench.add("tw.ticks", tick("n0", second))
+        if second == 2 and not first:
+            bench.add("tw.ticks", wild)
+        bench.cut(second + 0.1)
+    assert bench.seconds() == [0, 1, 2, 3, 4, 5]
+    assert [rejected.reason.rpartition(": ")[2] for rejected in bench.aligner.take_rejected()] == [
+        "set the clock of wild"
+    ]
+
+
+def test_a_long_hole_costs_no_more_than_a_node_is_remembered() -> None:
+    bench = Bench(forget_s=30.0)
+    bench.add("tw.ticks", Tick(node="n0", boot_id="b", observed_at_ns=START_NS, spooled=True))
+    bench.cut(0.1)
+    hole_s = 20 * 3600
+    for second in range(hole_s, hole_s + 5):
+        bench.add("tw.ticks", tick("n1", second))
+        bench.cut(second + 0.1)
+    assert bench.seconds()[-1] == hole_s + 4
+    assert len(bench.seconds()) < 60
