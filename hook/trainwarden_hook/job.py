@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainwarden_hook import steps
+from trainwarden_hook import segments, steps
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.mailbox import Mailbox
 from trainwarden_hook.steps import Phase, StepRecorder
@@ -235,9 +235,17 @@ class Job:
         self.guard("barrier", _barrier)
         if self._saver is not None:
             self.guard("saver", self._saver.close)
+            self.guard("segments", self._give_memory_back)
         self.guard("drain", self.recorder.drain)
         self.sender.send("bye", {**self.environment.identity(), "reason": reason, "errors": sum(self.errors.values())})
         self.mailbox.close()
+
+
+    def _give_memory_back(self) -> None:
+        """Under our launcher the segments are its to remove; elsewhere nobody else would."""
+        environment = self.environment
+        if not environment.mailbox_path:
+            segments.unlink_rank(environment.job, environment.node, environment.local_rank)
 
 
 def _barrier() -> None:

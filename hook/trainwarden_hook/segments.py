@@ -28,6 +28,13 @@ def path(job: str, node: str, local_rank: int, buffer: str) -> str:
     return f"{prefix(job, node)}{local_rank}-{buffer}"
 
 
+def unlink_rank(job: str, node: str, local_rank: int) -> None:
+    """Remove the buffers of one rank."""
+    for buffer in ("a", "b"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path(job, node, local_rank, buffer))
+
+
 def unlink_all(job: str, node: str) -> int:
     """Remove all segments of this job on this node; returns how many there were."""
     found = glob.glob(glob.escape(prefix(job, node)) + "[0-9]*-[ab]")

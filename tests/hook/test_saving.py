@@ -178,6 +178,19 @@ def test_periodic_saves_skip_a_bad_state() -> None:
         segments.unlink_all(name, "n0")
 
 
+@pytest.mark.parametrize(("mailbox", "left"), [(None, 0), ("/nowhere/mailbox.sock", 1)])
+def test_without_our_launcher_a_finished_script_gives_its_memory_back(mailbox: str | None, left: int) -> None:
+    name = f"t{uuid.uuid4().hex[:8]}"
+    job = Job(Environment(name, "n0", 1, 0, 0, 1, None, mailbox, None, None, 60.0))
+    saver = Saver(Buffers(name, "n0", 0), None, Stamp(1, 0, 1, 5), job.on_save)
+    job.use_saver(saver, lambda: {"model": {"w": torch.ones(3)}}, every=1)
+    for number in range(2):
+        with job.step(number):
+            pass
+    job.finish()
+    assert segments.unlink_all(name, "n0") == left
+
+
 def test_commit_publishes_before_it_looks() -> None:
     """Whichever way the two threads interleave, a step begun after the commit saves or the rank says late."""
     mailbox = Mailbox()
