@@ -346,7 +346,8 @@ class Correlator:
         if self.progress.of(case.job).attempt > case.attempt or stopped:
             # what stopped has to move past the fault; that somebody takes it back is not enough
             quiet_ns = now_ns - max(case.support_at_ns, case.recovered_at_ns)
-            return bool(case.recovered_at_ns) and quiet_ns >= self._settings.quiet_s * NS_PER_S
+            quiet = case.verified or quiet_ns >= self._settings.quiet_s * NS_PER_S
+            return bool(case.recovered_at_ns) and quiet
         slow = family in (Family.FAIL_SLOW, Family.CORRUPTION, Family.FAIL_STOP)
         limit_s = self._settings.silent_slow_s if slow else self._settings.silent_warning_s
         return lead.cleared or now_ns - case.support_at_ns >= limit_s * NS_PER_S
