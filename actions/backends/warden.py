@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from actions.backends.base import Backend, Order, Outcome
 from actions.backends.client import Answer, Command, Unreachable, WardenClient, address_of
 from actions.world import JobState, NodeState
-from trainwarden.clock import Clock
+from trainwarden.clock import NS_PER_MS, Clock
 from trainwarden.errors import ConfigError, UnavailableError
 from trainwarden.records import Verb
 from trainwarden.settings import option
@@ -23,8 +23,9 @@ LOG = logging.getLogger("trainwarden.actions.warden")
 T = TypeVar("T")
 MIN_SECRET_BYTES = 16
 COMMIT_REACH_MS = 150.0
-"""Time allowed for a commit to reach every rank before the step that it names begins."""
+"""Least time allowed for a commit to reach every rank before the step that it names begins; twice the arming if that took longer."""
 MAX_MARGIN_STEPS = 50
+SAVE_ATTEMPTS = 2
 MAX_THREADS = 64
 _CANNOT = {
     Verb.REBALANCE: "the wardens of this version cannot change the shares of ranks",
@@ -84,23 +85,40 @@ class WardenBackend(Backend):
         return {node: answer.fence for node, answer in answers.items() if answer is not None}
 
     def save(self, order: Order, deadline_ms: float) -> Outcome:
-        """Arm everywhere (which step is each rank in), then name one step ahead of all for everybody."""
+        """Arm everywhere (which step is each rank in), then name one step ahead of all for everybody; twice if somebody was late."""
         nodes = self._members(order.job)
-        until_ns = self.clock.monotonic_ns() + int(deadline_ms * 1e6)
+        until_ns = self.clock.monotonic_ns() + int(deadline_ms * NS_PER_MS)
+        outcome = Outcome("failed", "no time was left to save")
+        for attempt in range(1, SAVE_ATTEMPTS + 1):
+            left_ms = (until_ns - self.clock.monotonic_ns()) / NS_PER_MS
+            if left_ms <= 0:
+                break
+            outcome, late = self._save_once(order.part(f"save{attempt}"), nodes, left_ms)
+            if not late:
+                break
+        return outcome
+
+    def _save_once(self, order: Order, nodes: Mapping[str, WardenClient], deadline_ms: float) -> tuple[Outcome, bool]:
+        """How it went, and whether it is worth another try: a rank had gone past the step when it heard of it."""
+        began_ns = self.clock.monotonic_ns()
         armed = self._ask_all(
             nodes, "save", order.part("arm"), {"phase": "arm", "deadline_ms": deadline_ms}, deadline_ms
         )
         if (failure := _first_failure(armed)) is not None:
-            return failure
-        step = save_step([answer.result for answer in armed.values() if answer is not None])
-        left_ms = (until_ns - self.clock.monotonic_ns()) / 1e6
-        if step is None or left_ms <= 0:
+            return failure, False
+        took_ms = (self.clock.monotonic_ns() - began_ns) / NS_PER_MS
+        step = save_step(
+            [answer.result for answer in armed.values() if answer is not None], max(COMMIT_REACH_MS, 2 * took_ms)
+        )
+        if step is None or took_ms >= deadline_ms:
             return Outcome(
-                "failed", "no rank said which step it is in" if step is None else "arming took the whole deadline"
-            )
-        args = {"phase": "commit", "step": step, "deadline_ms": left_ms}
-        saved = self._ask_all(nodes, "save", order.part("commit"), args, left_ms + self.settings.connect_timeout_ms)
-        return _first_failure(saved) or Outcome("done", f"all ranks saved step {step}", _save_detail(step, saved))
+                "failed", "no rank said its step" if step is None else "arming took the whole deadline"
+            ), False
+        args = {"phase": "commit", "step": step, "deadline_ms": deadline_ms - took_ms}
+        timeout_ms = deadline_ms - took_ms + self.settings.connect_timeout_ms
+        saved = self._ask_all(nodes, "save", order.part("commit"), args, timeout_ms)
+        late = any(answer is not None and answer.result.get("late") for answer in saved.values())
+        return _first_failure(saved) or Outcome("done", f"all ranks saved step {step}", _save_detail(step, saved)), late
 
     def isolate(self, order: Order, node: str) -> Outcome:
         answer = self._ask_all(self._only(node), "stop", order, {"reason": order.reason})[node]
@@ -224,14 +242,14 @@ def _names(entry: object, node: str) -> bool:
     return (entry.get("node") if isinstance(entry, Mapping) else entry) == node
 
 
-def save_step(armed: Iterable[Mapping[str, Any]]) -> int | None:
-    """The step that everybody can still save at: ahead of the fastest rank by the time a commit needs to arrive."""
+def save_step(armed: Iterable[Mapping[str, Any]], reach_ms: float = COMMIT_REACH_MS) -> int | None:
+    """The step that everybody can still save at: ahead of the fastest rank by the time a commit needs to arrive (`reach_ms`)."""
     answers = list(armed)
     steps = [int(step) for answer in answers for step in dict(answer.get("steps") or {}).values()]
     if not steps:
         return None
     step_ms = max((float(answer.get("step_ms") or 0.0) for answer in answers), default=0.0)
-    ahead = 2 if step_ms <= 0 else 2 + int(COMMIT_REACH_MS // step_ms)
+    ahead = 2 if step_ms <= 0 else 2 + int(reach_ms // step_ms)
     return max(steps) + min(ahead, MAX_MARGIN_STEPS)
 
 

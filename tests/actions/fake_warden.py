@@ -34,6 +34,7 @@ class FakeWarden:
     broken_worlds: int = 0
     state: str = "running"
     accepts_saves: bool = True
+    late_commits: int = 0
     effects: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     on_effect: Callable[[FakeWarden, str], None] | None = None
@@ -129,6 +130,9 @@ class FakeWarden:
             return "failed", f"no answer from rank(s) {rank}", {}
         if args["phase"] == "arm":
             return "done", "", {"steps": {rank: self.now_step()}, "step_ms": 10.0, "silent": [], "refused": {}}
+        if self.late_commits > 0:
+            self.late_commits -= 1
+            return "failed", f"rank {rank} was already in step {args['step']}", {"late": {rank: args["step"]}}
         return "done", "saved", {"steps": {rank: args["step"]}, "stall_ms": 1.5}
 
     def did(self, verb: str) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -149,11 +149,23 @@ def test_killed_between_the_rounds_of_a_restart(tmp_path: Path, rows: int) -> No
 
 @pytest.mark.slow
 def test_a_standby_takes_over_at_once_when_the_leader_is_killed(tmp_path: Path) -> None:
-    with rig(tmp_path) as made:
+    with rig(tmp_path) as made, ExitStack() as stack:
         write_files(made)
-        with process(made, die_after_rows=4) as first, process(made):
-            assert first.wait(60) == -signal.SIGKILL
-            assert_healed_once(made, ended(made))
+        path, log = made.directory / "config.toml", made.directory / "service.log"
+        path.write_text(path.read_text().replace("answer_timeout_ms = 1500", "answer_timeout_ms = 60000"))
+        leaders: list[subprocess.Popen[bytes]] = []
+
+        def kill_once_another_stands_by(warden: FakeWarden, done: str) -> None:
+            if done == "world" and leaders:
+                leader = leaders.pop()
+                stack.enter_context(process(made))
+                wait_for("the standby", lambda: f"standing by: process {leader.pid}" in log.read_text())
+                leader.kill()
+
+        made.wardens["n0"].on_effect = kill_once_another_stands_by
+        leaders.append(stack.enter_context(process(made)))
+        assert_healed_once(made, ended(made))
+        assert "leading with fence 2" in log.read_text()
 
 
 @pytest.mark.slow

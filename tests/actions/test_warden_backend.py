@@ -75,7 +75,17 @@ def test_save_names_one_step_for_all(tmp_path: Path) -> None:
         }
         assert len(commits) == 1
         assert int(outcome.detail["step"]) in commits
-        assert commits.pop() >= 140 + 2 + 15
+        assert commits.pop() >= 140 + 2 + 15, "150 ms of steps of 10 ms, and two"
+
+
+@pytest.mark.parametrize(("late", "status"), [(1, "done"), (2, "failed")])
+def test_a_rank_that_was_late_gets_one_more_chance(tmp_path: Path, late: int, status: str) -> None:
+    with cluster(tmp_path) as (backend, wardens):
+        wardens["n2"].late_commits = late
+        outcome = backend.save(ORDER, 3000)
+        assert outcome.status == status
+        assert wardens["n0"].did("save") == 4
+        assert len({key for _, key, _ in wardens["n0"].effects}) == 4
 
 
 def test_save_that_one_rank_cannot_do_commits_nowhere(tmp_path: Path) -> None:
