@@ -16,15 +16,16 @@ from streams.store.errors import store_errors
 from streams.store.schema import migrate
 from streams.store.writer import BatchLimits, StoreWriter, run_until
 from trainwarden import bus, topics
-from trainwarden.clock import Clock, SystemClock
+from trainwarden.clock import NS_PER_S, Clock, SystemClock
 from trainwarden.commands.lifecycle import stop_event
 from trainwarden.config import Config
-from trainwarden.errors import ConfigError
+from trainwarden.errors import ConfigError, UnavailableError
 from trainwarden.selfmetrics import Metrics
 
 LOG = logging.getLogger("trainwarden.store")
 
 BROKER_WAIT_S = 60.0
+TOPICS_WAIT_S = 10
 
 
 def run(config: Config, stop: threading.Event | None = None, clock: Clock | None = None, metrics: Metrics | None = None) -> None:
@@ -42,11 +43,25 @@ def run(config: Config, stop: threading.Event | None = None, clock: Clock | None
     connection = bus.connect(config.kafka.url)
     with open_store(config) as client:
         connection.wait_ready(BROKER_WAIT_S)
-        connection.ensure_topics(topics.ALL)
+        make_topics(connection, clock)
         limits = BatchLimits(config.store.batch_ms, config.store.batch_rows)
         writer = StoreWriter(connection, client, clock, metrics or Metrics("store"), config.cluster, limits)
         LOG.info("writing to %s", config.store.url)
         run_until(writer, stop)
+
+
+def make_topics(connection: bus.Bus, clock: Clock) -> None:
+    """Create what is missing; a broker tells of a topic that was made just now only after a moment."""
+    deadline_ns = clock.monotonic_ns() + TOPICS_WAIT_S * NS_PER_S
+    while True:
+        try:
+            connection.ensure_topics(topics.ALL)
+        except UnavailableError:
+            if clock.monotonic_ns() > deadline_ns:
+                raise
+            clock.sleep(0.5)
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -71,6 +71,7 @@ class StoreWriter:
         self._buffered_rows = 0
         self._opened_ns = 0
         self._uncommitted = False
+        self._next: dict[str, int] = {}
         self._known: set[str] = set()
         self._stored: dict[str, list[tuple[int, int]]] = {}
         self._done: list[Batch] = []
@@ -126,16 +127,16 @@ class StoreWriter:
     def _admit(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._uncommitted = True
+            if message.offset < self._next.get(message.place, 0):
+                # the partition was taken away and given back, or the broker lost it and counts anew: what we know of it is void
+                self._forget(message.place)
+            self._next[message.place] = message.offset + 1
             stored = any(first <= message.offset < end for first, end in self._stored.get(message.place, ()))
             if not stored and not self._already_stored(message):
                 self._take(message)
 
     def _already_stored(self, message: Message) -> bool:
         """Whether the journal has this message; a batch that was only intended is first written as it was intended."""
-        held = self._buffer.get(message.place)
-        if held and message.offset <= held[-1].offset:
-            # the partition was taken away and given back: what is held comes again
-            self._forget(message.place)
         if message.place in self._known:
             return False
         entry = self._journal.find(message)
@@ -271,6 +272,7 @@ class StoreWriter:
         for message in messages:
             starts[message.place] = min(message.offset, starts.get(message.place, message.offset))
         self._empty()
+        self._next.clear()
         self._known.clear()
         self._stored.clear()
         self._subscriber.seek_to(starts)

@@ -15,11 +15,12 @@ import pytest
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from streams.store.connect import connect
+from streams.store.service import make_topics
 from tests.store.make_records import catalogs, log, publish, steps, tick
 from tests.store.server import StoreProcess
-from trainwarden import topics
 from trainwarden.bus import Bus
 from trainwarden.bus import connect as connect_bus
+from trainwarden.clock import SystemClock
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
 from trainwarden.errors import TrainwardenError
@@ -141,7 +142,7 @@ def kill_while_feeding(bus: Bus, feed: Feed, start: Any, seen: Any, kills: int, 
 def test_killed_writer_loses_and_doubles_nothing(bus_url: str, store: StoreProcess, store_url: str, tmp_path: Path) -> None:
     bus = connect_bus(bus_url)
     bus.wait_ready(30)
-    bus.ensure_topics(topics.ALL)
+    make_topics(bus, SystemClock())
     feed = Feed(bus, f"r{random.randrange(10**6)}")
 
     def seen() -> int:
@@ -164,7 +165,7 @@ def test_killed_writer_loses_and_doubles_nothing(bus_url: str, store: StoreProce
 def test_killed_embedded_store_loses_and_doubles_nothing(bus_url: str, tmp_path: Path) -> None:
     bus = connect_bus(bus_url)
     bus.wait_ready(30)
-    bus.ensure_topics(topics.ALL)
+    make_topics(bus, SystemClock())
     feed = Feed(bus, f"r{random.randrange(10**6)}")
     url = f"clickhouse://127.0.0.1:{free_port()}/trainwarden"
 

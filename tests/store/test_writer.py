@@ -159,6 +159,20 @@ def test_a_broker_that_began_anew_is_read_anew(client: Any) -> None:
     assert one(client, "SELECT count(), uniqExact(node, seq) FROM host_ticks") == (20, 20)
 
 
+def test_a_broker_that_loses_everything_under_a_running_writer(bus: MemoryBus, client: Any) -> None:
+    publish(bus, ticks(0, 5))
+    settle(writer_of(bus, client))
+    bus._committed.clear()
+    writer = writer_of(bus, client)  # finds in the journal that offsets 0 to 4 are stored
+    settle(writer)
+    bus._logs.clear()
+    reset = dict.fromkeys(writer._subscriber.positions(), 0)
+    writer._subscriber.seek_to(reset)
+    publish(bus, [*known_catalogs(), *ticks(5, 5)])
+    settle(writer)
+    assert one(client, "SELECT count(), uniqExact(node, seq) FROM host_ticks") == (20, 20)
+
+
 def test_a_writer_that_slept_through_its_eviction_adds_nothing(bus: MemoryBus, client: Any) -> None:
     publish(bus, ticks(0, 5))
     sleeper = writer_of(bus, client, BatchLimits(age_ms=3_600_000))
