@@ -116,7 +116,11 @@ def _share(mine: Candidate, held: list[int], step: int) -> None:
     box: list[Any] = [mine.header if dist.get_rank() == source else None]
     dist.broadcast_object_list(box, src=source)
     header: Header = box[0]
-    payload = mine.payload if has_it and mine.payload is not None else memoryview(bytearray(header.payload_bytes))
+    # Headers of the same step differ between ranks (index_bytes): only the source may send from its own buffer, and a rank
+    # that has the save already takes part with scratch, so that its own header and payload stay a pair.
+    is_source = dist.get_rank() == source and mine.payload is not None
+    payload = mine.payload if is_source else memoryview(bytearray(header.payload_bytes))
+    assert payload is not None
     _broadcast(payload[: header.payload_bytes], source)
     if not has_it:
         mine.step, mine.source, mine.header, mine.payload = step, "peer", header, payload
