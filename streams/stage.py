@@ -25,6 +25,7 @@ from trainwarden.records import (
     ActionResult,
     Catalog,
     DeadLetter,
+    Delivery,
     FrameCut,
     Incident,
     LogEvent,
@@ -49,6 +50,10 @@ EXPECTED: dict[str, type[Record]] = {
     LOGS.name: LogEvent,
     CATALOG.name: Catalog,
     TOPOLOGY.name: TopologyEvent,
+}
+OPINIONS: dict[str, tuple[type[Record], ...]] = {
+    VERDICTS.name: (Verdict,),
+    ACTIONS.name: (Plan, ActionResult, Delivery),
 }
 COMPACTED = frozenset({CATALOG.name, TOPOLOGY.name})
 
@@ -132,11 +137,24 @@ class RawStage:
             return {}
         self._cuts, self.seq, self._reached = deque(resume.cuts), resume.seq, dict(resume.positions)
         if resume.payload:
-            restored = self.pipeline.restore(resume.payload)
+            try:
+                restored = self.pipeline.restore(resume.payload)
+            except Exception:
+                log.exception(
+                    "the state of cut %d cannot be taken over: detectors start cold from its positions", resume.seq
+                )
+                return self._resume_cold(resume)
             warm, cold = ", ".join(restored.warm) or "none", ", ".join(restored.cold) or "none"
             log.info("state of cut %d taken over; warm: %s; cold: %s", resume.seq, warm, cold)
         log.info("%d cuts are repeated", len(self._cuts))
         return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in EXPECTED}
+
+    def _resume_cold(self, resume: Resume) -> dict[str, int]:
+        """A snapshot that this build cannot take over (another build wrote it) costs the baselines, not the worker."""
+        self.pipeline.reset()
+        self._cuts.clear()
+        kept = EXPECTED.keys() - COMPACTED  # catalogues and topology are read from the beginning
+        return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in kept}
 
     def abandon_cuts(self) -> list[CutResult]:
         """The messages of the recorded cuts cannot be had any more: go on live with what there is."""
@@ -289,15 +307,16 @@ class CorrelatorStage:
 
     def take(self, message: Message) -> None:
         """One message of the verdicts or the actions topic; anything else there is a dead letter."""
-        record = self._decode(message)
-        if isinstance(record, Verdict):
+        record, kinds = self._decode(message), OPINIONS[message.topic]
+        if record is not None and not isinstance(record, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            self.refuse(message, f"a {type(record).__name__} on {message.topic}, expected {expected}")
+        elif isinstance(record, Verdict):
             self.correlator.on_verdict(record, self._clock.now_ns())
         elif isinstance(record, ActionResult):
             self.correlator.on_action(record)
         elif isinstance(record, Plan):
             self.correlator.on_plan(record)
-        elif record is not None and message.topic != ACTIONS.name:
-            self.refuse(message, f"a {type(record).__name__} where Verdict was expected")
 
     def refuse(self, message: Message, reason: str) -> None:
         """Put a message aside as a dead letter."""

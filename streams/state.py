@@ -5,12 +5,17 @@ A crash while writing leaves one slot torn and the other whole; a slot counts on
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from streams.matrices import pack, unpack
 from trainwarden.records import FrameCut, StateSnapshot
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 512 * 1024
 SLOTS = 2
@@ -76,9 +81,9 @@ def newest(owner: str, records: Iterable[StateSnapshot]) -> Resume | None:
     slots: dict[str, dict[int, StateSnapshot]] = {}
     for record in records:
         name, _, piece = record.owner.rpartition("/")
-        if name.startswith(f"{owner}/"):
+        if name.startswith(f"{owner}/") and piece.isdecimal():
             slots.setdefault(name, {})[int(piece)] = record
-    whole = [found for slot in slots.values() if (found := _whole(slot)) is not None]
+    whole = [found for name, slot in slots.items() if (found := _readable(name, slot)) is not None]
     return max(whole, key=lambda found: found[0], default=(0, None))[1]
 
 
@@ -107,6 +112,15 @@ def resume_from(owner: str, snapshots: Iterable[StateSnapshot], cuts: Sequence[F
 def _began_later(run: Sequence[FrameCut], resume: Resume) -> bool:
     """Whether this run of the worker started cold after the snapshot was taken, and so owes it nothing."""
     return run[0].seq == 1 and run[0].now_ns > resume.at_ns
+
+
+def _readable(name: str, slot: dict[int, StateSnapshot]) -> tuple[int, Resume] | None:
+    """The slot's snapshot; None while it is torn, or when it holds what no build of ours wrote."""
+    try:
+        return _whole(slot)
+    except (msgspec.MsgspecError, zlib.error, ValueError, TypeError) as error:
+        log.warning("snapshot %s is passed over, it cannot be read: %s", name, error)
+        return None
 
 
 def _whole(slot: dict[int, StateSnapshot]) -> tuple[int, Resume] | None:

@@ -1,0 +1,73 @@
+"""What nobody should have written to the worker's own topics: it is passed over or refused, and the worker goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams import state
+from streams.detect import Pipeline
+from streams.stage import OWNER, CorrelatorStage, RawStage
+from trainwarden.bus import Message
+from trainwarden.clock import SystemClock
+from trainwarden.config import Config, from_table
+from trainwarden.records import Catalog, DeadLetter, Delivery, Record, StateSnapshot, Tick, Verdict, decode, encode
+
+
+def config() -> Config:
+    return from_table({"kafka": {"url": "memory://poison"}})
+
+
+def message(topic: str, value: bytes) -> Message:
+    return Message(topic, 0, 7, b"k", value, 0)
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        StateSnapshot(owner=f"{OWNER}/0/0", payload=b"\xc1 garbage", observed_at_ns=9 * 10**18),
+        StateSnapshot(owner=f"{OWNER}/0/0", payload=b"", observed_at_ns=9 * 10**18),
+        StateSnapshot(owner=f"{OWNER}/0/0", payload=encode(Tick()), observed_at_ns=9 * 10**18),
+        StateSnapshot(owner=f"{OWNER}/0/x", payload=b"", observed_at_ns=9 * 10**18),
+        StateSnapshot(owner=f"{OWNER}/", payload=b""),
+        StateSnapshot(owner="", payload=b""),
+    ],
+)
+def test_a_snapshot_that_nobody_can_read_gives_way_to_the_one_before(poison: StateSnapshot) -> None:
+    good = state.pieces(
+        OWNER, b"state", {"tw.ticks/0": 5}, turn=1, seq=3, at_ns=4, cluster="c", boot_id="b", code_version="1"
+    )
+    found = state.newest(OWNER, [*good, poison])
+    assert found is not None
+    assert (found.seq, found.payload) == (3, b"state")
+
+
+def test_the_state_of_another_build_costs_the_baselines_and_not_the_worker() -> None:
+    stage = RawStage(config(), Pipeline(config()), SystemClock(), "b")
+    positions = {"tw.ticks/0": 5, "tw.catalog/0": 9, "tw.cuts/0": 2}
+    read_from = stage.resume(state.Resume(12, b"\x81\xa7aligner\x01", positions, "older"))
+    assert read_from == {"tw.ticks/0": 5}, "catalogues are read anew, or every tick would wait for them"
+    assert not stage.catching_up
+    assert stage.cut(1).frame is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "record", "reason"),
+    [
+        ("tw.verdicts", Tick(), "a Tick on tw.verdicts, expected Verdict"),
+        ("tw.actions", Catalog(), "a Catalog on tw.actions, expected Plan or ActionResult or Delivery"),
+        ("tw.actions", Verdict(), "a Verdict on tw.actions, expected Plan or ActionResult or Delivery"),
+    ],
+)
+def test_a_record_on_the_wrong_topic_is_a_dead_letter(topic: str, record: Record, reason: str) -> None:
+    stage = CorrelatorStage(config(), SystemClock())
+    stage.take(message(topic, encode(record)))
+    (output,) = stage.tick()
+    letter = decode(output.value)
+    assert isinstance(letter, DeadLetter)
+    assert (letter.topic, letter.offset, letter.reason) == (topic, 7, reason)
+
+
+def test_deliveries_on_the_actions_topic_are_nobodys_business_here() -> None:
+    stage = CorrelatorStage(config(), SystemClock())
+    stage.take(message("tw.actions", encode(Delivery())))
+    assert stage.tick() == []
