@@ -26,7 +26,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy hook/trainwarden_hook
+	cd hook && $(abspath $(BIN))/mypy trainwarden_hook
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
