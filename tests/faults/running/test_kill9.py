@@ -1,0 +1,71 @@
+"""kill -9 of every part in the middle of healing, each at its worst moment: nothing lost, nothing done twice, healed all the same."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from tests.faults.running.conftest import seeds
+from tests.faults.theatre import Theatre, wait_for
+from trainwarden.records import LogEvent, StepReport, Tick, Verdict
+
+pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_collector_is_killed_while_its_rank_is_frozen(play: Theatre) -> None:
+    """The DaemonSet (here: the test) starts it again; what lay in its spool is said, and the rank is named all the same."""
+    hurt = play.hurt("freeze", 1)
+    play.child("collector-n1").kill()
+    play.supervise()
+    play.healed(hurt)
+    play.drained()
+    for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
+        play.assert_no_gaps(topic, kind)
+
+
+@pytest.mark.parametrize("moment", ["after-verdict", "verdict-without-cut", "before-incident", "after-incident"])
+def test_worker_is_killed_between_verdict_and_incident(play: Theatre, moment: str) -> None:
+    dying = play.start_dying("worker", moment)
+    play.worker_leads()
+    hurt = play.hurt("kill", 2)
+    play.dies(dying)
+    died_s = time.monotonic()
+    play.supervise()
+    play.worker_leads()
+    play.figures.append((f"worker killed {moment}: successor leads", time.monotonic() - died_s))
+    incident = play.healed(hurt)
+    said = {r.verdict_id for r in play.records("tw.verdicts") if isinstance(r, Verdict)}
+    assert set(incident.verdict_ids) <= said, "the incident rests on verdicts that nobody has"
+
+
+@pytest.mark.parametrize("moment", ["after-started", "after-told"])
+def test_action_service_is_killed_around_the_order_to_the_wardens(play: Theatre, moment: str) -> None:
+    dying = play.start_dying("actions", moment)
+    play.actions_lead()
+    hurt = play.hurt("kill", 0)
+    play.dies(dying)
+    play.supervise()
+    play.healed(hurt)
+
+
+@pytest.mark.parametrize("moment", ["intended:3", "half-inserted:7", "inserted:3"])
+def test_store_writer_is_killed_while_records_flow(play: Theatre, moment: str) -> None:
+    """What the store has is compared with the topics at the end of this package, after all kills."""
+    play.dies(play.start_dying("store", moment))
+    play.supervise()
+    play.trains()
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_any_part_is_killed_at_any_moment(play: Theatre, seed: int) -> None:
+    rng = random.Random(seed)
+    number, fault = rng.randrange(3), rng.choice(("kill", "freeze"))
+    part = rng.choice(("worker", "actions", "store", f"collector-n{rng.randrange(3)}"))
+    hurt = play.hurt(fault, number)
+    moment_ns = time.time_ns() + rng.randrange(4_000_000_000)
+    wait_for("the moment", lambda: time.time_ns() >= moment_ns)
+    play.child(part).kill()
+    play.supervise()
+    play.healed(hurt)
