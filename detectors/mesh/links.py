@@ -17,7 +17,7 @@ from detectors.mesh.pairs import RING, Pairs
 from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
-from trainwarden.clock import NS_PER_S
+from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, StepRow, Verdict
 
 _RAIL, _UNKNOWN_ROLE = 1, 0
@@ -36,8 +36,10 @@ class MeshSettings:
         Answers of a pair before it can be called slow.
     factor, floor_ms
         A slow pair is so many times its own usual round trip, and longer by at least so much.
-    sure_ms, suffering_ratio
-        A link that is slower by less than `sure_ms` is named only while the job's steps take so many times their usual time.
+    sure_ms, suffering_ratio, standing_s
+        A slow link is named only while a job suffers: steps take so many times their usual time, or none has come for so long.
+        A node without a job is named for `sure_ms` or more. Probes alone call a link dead only when its job stands: an agent that
+        gets no processor time does not answer either.
     slow_s, fabric_s
         How long the picture must last.
     fabric_job_ratio
@@ -47,8 +49,7 @@ class MeshSettings:
     flaps, flap_window_s
         So many separate losses of carrier within the window are a link that flaps.
     losses, loss_risk
-        Single lost probes to one node within half a minute: in so many ticks (twice as many probes when no job reports steps), and
-        as unlikely as this at the mesh's usual loss rate.
+        Single lost probes to one node within half a minute: in so many ticks, and as unlikely as this at the mesh's usual loss rate.
     stalls, stall_ms, stall_window_s
         They count only while steps stall: so many steps within the window that take so much longer than usual.
     quiet_s, hold_s
@@ -61,6 +62,7 @@ class MeshSettings:
     floor_ms: float = 1.0
     sure_ms: float = 3.0
     suffering_ratio: float = 1.2
+    standing_s: float = 1.5
     slow_s: float = 3.0
     fabric_s: float = 5.0
     fabric_job_ratio: float = 1.5
@@ -111,6 +113,7 @@ class Pace(msgspec.Struct):
     steps: int = 0
     newest_ms: list[float] = []
     newest_step: int = -1
+    newest_ns: int = 0
     stalls_ns: list[int] = []
 
     def ratio(self) -> float:
@@ -182,6 +185,7 @@ class MeshLinkDetector(Detector):
     def _follow_rows(self, pace: Pace, rows: list[StepRow]) -> None:
         plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
         pace.newest_step = max((row.step for row in rows), default=pace.newest_step)
+        pace.newest_ns = max((row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain), default=pace.newest_ns)
         pace.newest_ms = [*pace.newest_ms, *(row.duration_ms for row in plain)][-8:]
         usual_now = pace.steps <= 20 or pace.ratio() < self.settings.fabric_job_ratio
         for row in plain:
@@ -243,43 +247,50 @@ class MeshLinkDetector(Detector):
         settings, pairs = self.settings, self._state.pairs
         typical = pairs.typical_rtt(settings.window_ticks, 2)
         slow = pairs.slow(typical, settings.warm_ticks, settings.factor, settings.floor_ms)
-        dead = pairs.dead(settings.dead_ticks)
+        answered = pairs.known >= settings.warm_ticks
+        dead = answered & pairs.dead(settings.dead_ticks)
         if dead.any():
-            self._support_found("link_down", explain(pairs.keys, dead, frame.topology), tick, dead, typical)
-        self._support_found("link_slow", explain(pairs.keys, slow | dead, frame.topology), tick, slow, typical)
-        self._suspect_losses(tick, dead)
-        pairs.learn(~(slow | dead))
+            self._support_found("link_down", explain(pairs.keys, dead, frame.topology), tick, frame, dead, typical)
+        self._support_found("link_slow", explain(pairs.keys, slow | dead, frame.topology), tick, frame, slow, typical)
+        self._suspect_losses(tick, dead | ~answered)
+        pairs.learn(np.asarray(~(slow | dead)))
 
-    def _support_found(self, kind: str, found: Explanation, tick: AlignedTick, bad: Array, typical: Array) -> None:
+    def _support_found(self, kind: str, found: Explanation, tick: AlignedTick, frame: Frame, bad: Array, typical: Array) -> None:
         pairs, back = self._state.pairs, self.settings.window_ticks // 2 * NS_PER_S
         value = float(np.nanmedian(typical[bad])) if np.isfinite(typical[bad]).any() else 0.0
         usual = float(np.median(np.exp(pairs.log_base[bad]))) if bad.any() else 0.0
-        if kind == "link_slow" and value - usual < self.settings.sure_ms and not self._jobs_suffer(self.settings.suffering_ratio):
-            return
         first_ns = tick.at_ns - (back if kind == "link_slow" else tick.interval_ms * 1_000_000)
         for node in found.nodes:
             lost = "probes to and from it are lost" if kind == "link_down" else f"probes take {value:.1f} ms (usual {usual:.2f} ms)"
-            if kind == "link_slow" or self._state.absent.get(node, 0) == 0:
+            if self._is_felt(kind, node, value - usual, tick, frame):
                 self._support(kind, node, first_ns, tick.at_ns, value, f"{lost}, those that do not touch it are well")
         if found.leaf:
             why = "probes to most of its nodes suffer, those elsewhere do not"
             self._support(kind, f"leaf:{found.leaf}", first_ns, tick.at_ns, value, why)
-        if found.fabric and self._jobs_suffer(self.settings.fabric_job_ratio):
+        if found.fabric and any(pace.ratio() >= self.settings.fabric_job_ratio for pace in self._state.paces.values()):
             why = f"probes take {value:.1f} ms (usual {usual:.2f} ms) between all nodes"
             self._support("fabric_slow", "fabric:", first_ns, tick.at_ns, value, why)
 
-    def _jobs_suffer(self, ratio: float) -> bool:
-        """Whether a job's steps take so many times their usual time; a mesh without jobs is judged by its probes alone."""
-        paces = self._state.paces.values()
-        return not paces or max(pace.ratio() for pace in paces) >= ratio
+    def _is_felt(self, kind: str, node: str, rise_ms: float, tick: AlignedTick, frame: Frame) -> bool:
+        """Whether the node's job feels what the probes see; a node that is silent altogether is another detector's business."""
+        if self._state.absent.get(node, 0):
+            return False
+        layout = frame.topology.job_of(node)
+        pace = self._state.paces.get(layout.job) if layout is not None else None
+        if pace is None or pace.steps <= 20:
+            return layout is None and (kind == "link_down" or rise_ms >= self.settings.sure_ms)
+        # a clock that runs ahead must not make a standing job look busy
+        newest_ns = pace.newest_ns if pace.newest_ns < tick.at_ns + 5 * NS_PER_S else 0
+        stands = tick.at_ns - newest_ns >= self.settings.standing_s * NS_PER_S
+        return stands or (kind == "link_slow" and pace.ratio() >= self.settings.suffering_ratio)
 
-    def _suspect_losses(self, tick: AlignedTick, dead: Array) -> None:
+    def _suspect_losses(self, tick: AlignedTick, left_out: Array) -> None:
         """A node that loses single probes while the others do not, and while steps stall as they do when segments are sent again."""
         pairs, settings = self._state.pairs, self.settings
         slots = pairs.recent(RING)
-        lost, sent = np.where(dead[:, None], 0.0, pairs.lost[:, slots]), np.where(dead[:, None], 0.0, pairs.sent[:, slots])
-        stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=-1)
-        if lost[:, -1].sum() == 0 or 0 <= stalls < settings.stalls:
+        lost, sent = np.where(left_out[:, None], 0.0, pairs.lost[:, slots]), np.where(left_out[:, None], 0.0, pairs.sent[:, slots])
+        stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=0)
+        if lost[:, -1].sum() == 0 or stalls < settings.stalls:
             return
         names, index = np.unique(np.array([target for _, target in pairs.keys]), return_inverse=True)
         by_tick = np.zeros((len(names), len(slots)))
@@ -288,8 +299,7 @@ class MeshLinkDetector(Detector):
         totals, probes = by_tick.sum(axis=1), np.bincount(index, weights=sent.sum(axis=1))
         worst = int(np.argmax(totals))
         witnesses = int((lost[index == worst].sum(axis=1) > 0).sum())
-        needed = settings.losses if stalls > 0 else 2 * settings.losses
-        enough = totals[worst] >= needed and (by_tick[worst] > 0).sum() >= settings.losses and by_tick[worst, -1] > 0
+        enough = (by_tick[worst] > 0).sum() >= settings.losses and by_tick[worst, -1] > 0
         if not enough or len(names) < 3 or witnesses < min(2, int((index == worst).sum() + 1) // 2):
             return
         others = float(totals.sum() - totals[worst])

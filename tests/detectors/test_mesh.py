@@ -42,9 +42,21 @@ def test_small_delay_counts_only_when_the_job_suffers() -> None:
 
 
 def test_lost_probes_are_a_link_that_is_down() -> None:
-    verdicts = said(lambda now: Scene(dead_links={1}) if now >= 30 else None, 40)
+    verdicts = said(lambda now: Scene(dead_links={1}, standing=True) if now >= 30 else None, 40)
     assert spoken(verdicts) == [("link_down", "n1")]
     assert delay_s(verdicts) <= 3
+
+
+def test_peer_that_does_not_answer_while_its_job_goes_on_is_starved_not_cut_off() -> None:
+    assert said(lambda now: Scene(dead_links={1}) if now >= 30 else None, 60) == []
+
+
+def test_peer_that_never_answered_is_not_up_yet() -> None:
+    assert said(lambda now: Scene(dead_links={3}, standing=True) if now < 60 else None, 90) == []
+
+
+def test_slow_probes_that_no_job_feels_name_nobody() -> None:
+    assert said(lambda now: Scene(rtt_ms={2: 15.0}) if now >= 30 else None, 60) == []
 
 
 def test_missing_carrier_names_the_link_without_probes() -> None:
