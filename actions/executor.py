@@ -238,7 +238,9 @@ class Executor:
         highest = max((int(row.detail.get("generation", 0)) for row in self._restarts_of(plan.job)), default=0)
         generation = max(job.generation, plan.attempt, highest) + 1
         incident = self._world_of(plan).incident
-        base = incident.last_step if incident is not None and incident.last_step >= 0 else job.last_step
+        told = incident.last_step if incident is not None else -1
+        # wardens of a dead job know no step, and a worker that was killed in between tells none: then our own memory counts
+        base = told if told >= 0 else max(job.last_step, self._watch.reached(plan.job))
         return self._start(
             plan, step, members=",".join(members), generation=str(generation), last_step=str(base)
         ).detail

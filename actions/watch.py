@@ -29,6 +29,7 @@ class Watch:
         self._read_at_ns = 0
         self._progress: dict[str, _Progress] = {}
         self._save_ms: dict[str, float] = {}
+        self._reached: dict[str, int] = {}
 
     def refresh(self) -> Mapping[str, NodeState]:
         """Ask every warden; a silent one keeps what it said last, marked unreachable."""
@@ -53,6 +54,11 @@ class Watch:
             rose_at_ns = progress.rose_at_ns if progress else 0
             return replace(state, advanced_at_ns=rose_at_ns, observed_save_ms=self._save_ms.get(job, 0.0))
 
+    def reached(self, job: str) -> int:
+        """Highest step that every rank of `job` was ever seen to have done; -1 before the first. Outlives a dead attempt."""
+        with self._lock:
+            return self._reached.get(job, -1)
+
     def saved(self, job: str, duration_ms: float) -> None:
         """A save of `job` took so long; the next one gets twice that."""
         with self._lock:
@@ -62,6 +68,7 @@ class Watch:
         known, step = self._progress.get(job.job), job.last_step
         if step < 0:
             return
+        self._reached[job.job] = max(step, self._reached.get(job.job, -1))
         # The first look counts as progress: a service that has just started must not take every job for a hung one.
         if known is None or step > known.step or job.generation > known.generation:
             self._progress[job.job] = _Progress(job.generation, step, now_ns)

@@ -22,6 +22,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from trainwarden_hook.segments import unlink_all
+
 from trainwarden.demo.cluster import SCRIPT
 from trainwarden.demo.data import write_held_out, write_shard
 from trainwarden.demo.processes import Children
@@ -80,7 +82,7 @@ def start(directory: Path, children: Children, group_timeout_s: float) -> None:
         )  # fmt: skip
 
 
-def measure(number: signal.Signals, group_timeout_s: float) -> float:
+def measure(fault: signal.Signals, group_timeout_s: float) -> float:
     """Seconds from the signal to the first step of the restarted job on every rank."""
     with tempfile.TemporaryDirectory(prefix="tw-plain-") as name:
         directory = Path(name)
@@ -93,11 +95,13 @@ def measure(number: signal.Signals, group_timeout_s: float) -> float:
             )
             pids = {message["pid"] for message in before.values()}
             at = time.monotonic()
-            os.kill(before[2]["pid"], number)
+            os.kill(before[2]["pid"], fault)
             steps.wait(lambda seen: len({s["pid"] for s in seen.values()} - pids) == NODES, 400)
             return time.monotonic() - at
         finally:
             children.stop_all()
+            for number in range(NODES):
+                unlink_all("plain", f"n{number}")  # no launcher of ours owned the shared memory
 
 
 def main() -> None:
