@@ -19,6 +19,7 @@ from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, StepRow, Verdict
+from trainwarden.settings import option
 
 _RAIL, _UNKNOWN_ROLE = 1, 0
 _KEPT_STEPS = 400
@@ -26,57 +27,39 @@ _KEPT_STEPS = 400
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """Settings of `mesh_links`.
+    """Settings of `mesh_links`."""
 
-    Attributes
-    ----------
-    window_ticks
-        Round trips are judged by their median over so many ticks.
-    warm_ticks
-        Answers of a pair before it can be called slow.
-    factor, floor_ms
-        A slow pair is so many times its own usual round trip, and longer by at least so much.
-    sure_ms, suffering_ratio, standing_s
-        A slow link is named only while a job suffers: steps take so many times their usual time, or none has come for so long.
-        A node without a job is named for `sure_ms` or more. Probes alone call a link dead only when its job stands: an agent that
-        gets no processor time does not answer either.
-    slow_s, fabric_s
-        How long the picture must last.
-    fabric_job_ratio
-        The fabric is blamed only while a job's steps take so many times their usual time.
-    dead_ticks
-        So many ticks without any answer (or without carrier) are a link that is down.
-    flaps, flap_window_s
-        So many separate losses of carrier within the window are a link that flaps.
-    losses, loss_risk
-        Single lost probes to one node within half a minute: in so many ticks, and as unlikely as this at the mesh's usual loss rate.
-    stalls, stall_ms, stall_window_s
-        They count only while steps stall: so many steps within the window that take so much longer than usual.
-    quiet_s, hold_s
-        A slow link is taken back after so long without it; one that lost carrier or probes after `hold_s`.
-    """
-
-    window_ticks: int = 5
-    warm_ticks: int = 6
-    factor: float = 3.0
-    floor_ms: float = 1.0
-    sure_ms: float = 3.0
-    suffering_ratio: float = 1.2
-    standing_s: float = 1.5
-    slow_s: float = 3.0
-    fabric_s: float = 5.0
-    fabric_job_ratio: float = 1.5
-    dead_ticks: int = 2
-    flaps: int = 2
-    flap_window_s: float = 60.0
-    losses: int = 2
-    loss_risk: float = 5e-3
-    stalls: int = 5
-    stall_ms: float = 150.0
-    stall_window_s: float = 25.0
-    quiet_s: float = 6.0
-    hold_s: float = 20.0
-    restate_s: float = 10.0
+    window_ticks: int = option(5, "round trips are judged by their median over so many ticks")
+    warm_ticks: int = option(6, "answers of a pair before it can be called slow")
+    factor: float = option(3.0, "a slow pair takes so many times its own usual round trip")
+    floor_ms: float = option(1.0, "and longer than usual by at least so much")
+    sure_ms: float = option(3.0, "a node without a job is named only when its round trips are longer by so much")
+    suffering_ratio: float = option(
+        1.2, "a slow link is named only while its job suffers: steps take so many times their usual time"
+    )
+    standing_s: float = option(
+        1.5, "or no step has come for so long; probes alone call a link dead only when its job stands like this"
+    )
+    slow_s: float = option(3.0, "how long a link must look slow before it is said")
+    fabric_s: float = option(5.0, "how long the whole fabric must look slow before it is said")
+    fabric_job_ratio: float = option(
+        1.5, "the fabric is blamed only while the steps of a job take so many times their usual time"
+    )
+    dead_ticks: int = option(2, "a link is down after so many ticks without any answer, or without carrier")
+    flaps: int = option(
+        2, "a link flaps, which counts as down, after so many separate losses of carrier within flap_window_s"
+    )
+    flap_window_s: float = option(60.0, "window in which losses of carrier are counted")
+    losses: int = option(
+        2, "ticks within half a minute in which single probes to one node were lost, before losses count"
+    )
+    loss_risk: float = option(5e-3, "and as unlikely as this must they be at the loss rate that the mesh usually has")
+    stalls: int = option(5, "losses count only while steps stall: so many stalled steps within stall_window_s")
+    stall_ms: float = option(150.0, "a stalled step takes so much longer than usual")
+    stall_window_s: float = option(25.0, "window in which stalled steps are counted")
+    quiet_s: float = option(6.0, "a slow link or fabric is taken back after so long without a sign of it")
+    hold_s: float = option(20.0, "the same for a link that was down or lost probes")
+    restate_s: float = option(10.0, "while a fault lasts, it is said again after so long")
 
 
 class Carrier(msgspec.Struct):

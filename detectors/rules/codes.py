@@ -14,6 +14,7 @@ from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, LogEvent, Verdict
+from trainwarden.settings import option
 
 _FATAL_ACTIONS = frozenset({"RESTART_BM", "RESET_GPU", "RESTART_VM", "WORKFLOW_XID_48"})
 _LINK_ACTIONS = frozenset({"WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"})
@@ -28,9 +29,9 @@ _MAX_SAID = 4096
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """Settings of `known_codes`: the same code of the same device is said again only after `repeat_s`."""
+    """Settings of `known_codes`."""
 
-    repeat_s: float = 60.0
+    repeat_s: float = option(60.0, "the same code of the same device is said again only after so long")
 
 
 @dataclass(frozen=True)

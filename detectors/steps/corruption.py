@@ -17,6 +17,7 @@ from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, StepReport, StepRow, Verdict
+from trainwarden.settings import option
 
 UNKNOWN, CLEAN, BAD = -1, 0, 1
 _MAX_STEPS = 2048
@@ -25,28 +26,20 @@ _JOB_SILENCE_NS = 3600 * NS_PER_S
 
 @dataclass(frozen=True)
 class CorruptionSettings:
-    """Settings of `corruption`.
+    """Settings of `corruption`."""
 
-    Attributes
-    ----------
-    confirm_steps
-        Bad steps before anything is said: a single one is what loss scaling produces by design.
-    wait_s
-        How long to wait for ranks that did not report the first bad step, or for further steps of a job that stopped.
-    clear_steps
-        Clean steps after which the opinion is taken back.
-    agreed_checks
-        Replicas must have agreed so often before a difference means anything: sharded parameters always differ.
-    differing_checks
-        Checks in a row in which the same rank differs.
-    """
-
-    confirm_steps: int = 3
-    wait_s: float = 2.0
-    clear_steps: int = 40
-    agreed_checks: int = 2
-    differing_checks: int = 2
-    restate_s: float = 10.0
+    confirm_steps: int = option(
+        3, "bad steps before anything is said: a single one is what loss scaling produces by design"
+    )
+    wait_s: float = option(
+        2.0, "how long to wait for ranks that did not report a step, or for further steps of a job that stopped"
+    )
+    clear_steps: int = option(40, "clean steps after which the opinion is taken back")
+    agreed_checks: int = option(
+        2, "replicas must have agreed so often before a difference counts: sharded parameters always differ"
+    )
+    differing_checks: int = option(2, "checks in a row in which the same rank differs")
+    restate_s: float = option(10.0, "while bad steps go on, it is said again after so long")
 
 
 class Opinion(msgspec.Struct):

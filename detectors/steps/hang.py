@@ -19,6 +19,7 @@ from detectors.steps.progress import STATE_DISK, STATE_NONE, STATE_STOPPED, STAT
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, StepReport, Verdict
+from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 _JOB_SILENCE_NS = 3600 * NS_PER_S
@@ -27,44 +28,32 @@ _FRESH_EVENT_NS = 5 * NS_PER_S
 
 @dataclass(frozen=True)
 class HangSettings:
-    """Settings of `hang`.
+    """Settings of `hang`."""
 
-    Attributes
-    ----------
-    settle_s
-        After the first report of a killed process: how long to see whether another's end came earlier.
-    failure_settle_s, order_settle_s
-        The same for a process that failed by itself (a lost node may be behind it), and for one that was told to stop.
-    frozen_ticks, frozen_s
-        A stopped process: so many ticks in state T, and so long without a step.
-    silent_ticks
-        A node is silent after so many closed ticks without it.
-    lost_s
-        Silent node and a job without steps for so long: the node is lost.
-    telemetry_ticks
-        Silent node, and the job goes on: its telemetry is lost.
-    hang_s, hang_steps
-        Nobody stands out: the larger of the two, in usual steps the second, before the job is said to hang.
-    long_phase_s, first_phase_s
-        The same while it evaluates, saves, or makes its first step.
-    relapse_s
-        Processes that fail again before the first step, so soon after a failure, are still that failure.
-    """
-
-    settle_s: float = 0.3
-    failure_settle_s: float = 4.0
-    order_settle_s: float = 30.0
-    frozen_ticks: int = 2
-    frozen_s: float = 3.0
-    silent_ticks: int = 3
-    lost_s: float = 4.0
-    telemetry_ticks: int = 6
-    hang_s: float = 15.0
-    hang_steps: float = 30.0
-    long_phase_s: float = 180.0
-    first_phase_s: float = 600.0
-    relapse_s: float = 120.0
-    restate_s: float = 10.0
+    settle_s: float = option(
+        0.3, "after the first report of a killed process: how long to see whether the end of another came earlier"
+    )
+    failure_settle_s: float = option(4.0, "the same for a process that failed by itself: a lost node may be behind it")
+    order_settle_s: float = option(
+        30.0, "the same for a process that was told to stop (SIGTERM, SIGINT): a restart may follow"
+    )
+    frozen_ticks: int = option(2, "a frozen process is stopped (state T) for so many ticks")
+    frozen_s: float = option(3.0, "and its job has made no step for so long")
+    silent_ticks: int = option(3, "a node is silent after so many closed ticks without it")
+    lost_s: float = option(4.0, "a silent node is lost when its job has made no step for so long")
+    telemetry_ticks: int = option(
+        6, "a node that is silent for so many ticks while its job goes on has lost its telemetry only"
+    )
+    hang_s: float = option(15.0, "when nobody stands out, a job is said to hang after so long without a step")
+    hang_steps: float = option(
+        30.0, "but not before so many usual steps would have fitted: the larger of the two counts"
+    )
+    long_phase_s: float = option(180.0, "the least patience while the job evaluates or saves")
+    first_phase_s: float = option(600.0, "the least patience before the first step of an attempt")
+    relapse_s: float = option(
+        120.0, "processes that fail again before the first step, so soon after a failure, are still that failure"
+    )
+    restate_s: float = option(10.0, "while a fault lasts, it is said again after so long")
 
 
 class Silence(msgspec.Struct):

@@ -19,6 +19,7 @@ from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, fold, step_excess
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, StepReport, Verdict
+from trainwarden.settings import option
 
 _KEPT_BLOCKS = 40
 _FRESH_NS = 6 * NS_PER_S
@@ -30,56 +31,36 @@ _JOB_SILENCE_NS = 3600 * NS_PER_S
 
 @dataclass(frozen=True)
 class StragglerSettings:
-    """Settings of `straggler`.
+    """Settings of `straggler`."""
 
-    Attributes
-    ----------
-    block_steps, block_s
-        A block closes when it has both so many steps and so many seconds.
-    skip_steps
-        Plain steps ignored after the start of an attempt.
-    warm_blocks
-        Blocks to learn from before anybody can be blamed.
-    alarm_score
-        Height of the change-point sum (in scales, after allowance) that blames.
-    least_s, least_blocks
-        A slow stretch shorter than this is a hiccup.
-    least_share
-        Share of the job's step that the rank must cost before it matters.
-    steady_share
-        Share of the blocks of the stretch that must show it: two bad blocks and a calm between them are no slow rank.
-    stall_window_s, stall_share, stall_risk
-        Intermittent stalls: single steps far beyond what the job's ranks show now and then. One rank must have this share of all
-        stalls within the window, and so many that chance spreads them like this with at most this probability.
-    data_bursts, compute_bursts
-        They must come in so many bursts with calm between them (or twice as many lone ones). A loader is only named; a processor may
-        be taken away, so it needs more.
-    job_slow_ratio, job_slow_s
-        Whole-job slowness with nobody to blame.
-    restate_s
-        While a fault lasts, it is said again after so long.
-    """
-
-    block_steps: int = 4
-    block_s: float = 1.0
-    skip_steps: int = 10
-    warm_blocks: int = 10
-    forgetting: float = 0.03
-    alarm_score: float = 16.0
-    allowance: float = 1.25
-    least_s: float = 5.0
-    least_blocks: int = 4
-    least_share: float = 0.065
-    steady_share: float = 0.7
-    stall_window_s: float = 24.0
-    stall_share: float = 0.8
-    stall_risk: float = 1e-6
-    data_bursts: int = 3
-    compute_bursts: int = 5
-    job_slow_ratio: float = 2.5
-    job_slow_s: float = 20.0
-    clear_blocks: int = 5
-    restate_s: float = 10.0
+    block_steps: int = option(4, "steps are judged in blocks: a block has at least so many")
+    block_s: float = option(1.0, "and lasts at least so long")
+    skip_steps: int = option(10, "plain steps ignored after the start of an attempt")
+    warm_blocks: int = option(10, "blocks to learn from before anybody can be blamed")
+    forgetting: float = option(0.03, "weight of a block in the usual place of each rank, once that is learnt")
+    alarm_score: float = option(16.0, "height of the change-point sum (in scales, after allowance) that blames")
+    allowance: float = option(1.25, "scales above its usual place that a rank may lie without adding to the sum")
+    least_s: float = option(5.0, "a slow stretch shorter than this is a hiccup")
+    least_blocks: int = option(4, "and so is one of fewer blocks")
+    least_share: float = option(0.065, "share of the step of the job that the rank must cost before it matters")
+    steady_share: float = option(
+        0.7, "share of the blocks of the stretch that must show it: two bad ones around a calm are no slow rank"
+    )
+    stall_window_s: float = option(
+        24.0, "window for stalls: single steps far beyond what the ranks of the job show now and then"
+    )
+    stall_share: float = option(0.8, "one rank must have this share of all stalls")
+    stall_risk: float = option(1e-6, "and so many that chance spreads them like this with at most this probability")
+    data_bursts: int = option(
+        3, "stalls in loading data must come in so many bursts with calm between, or twice as many lone ones"
+    )
+    compute_bursts: int = option(5, "the same for stalls in computing: more, because a node may be taken away for them")
+    job_slow_ratio: float = option(
+        2.5, "the whole job is slow when steps take so many times their usual time and no rank is blamed"
+    )
+    job_slow_s: float = option(20.0, "for so long")
+    clear_blocks: int = option(5, "calm for so many blocks (of block_s) takes the opinion back")
+    restate_s: float = option(10.0, "while a fault lasts, it is said again after so long")
 
 
 class Blame(msgspec.Struct):

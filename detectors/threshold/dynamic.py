@@ -20,6 +20,7 @@ from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.table import Table, is_logarithmic, transform
 from trainwarden.records import Entity, EntityKind, Verdict
+from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 _STATES = frozenset({"alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count"})
@@ -33,28 +34,19 @@ _TRAINING_PHASE = 2
 
 @dataclass(frozen=True)
 class ThresholdSettings:
-    """Settings of `dynamic_threshold`.
+    """Settings of `dynamic_threshold`."""
 
-    Attributes
-    ----------
-    risk
-        Probability that a healthy point of a series passes its line.
-    warm_ticks
-        Ticks of a series before it has a line.
-    persist_ticks, calm_ticks
-        Ticks in a row beyond the line before it is said, and within it before it is taken back.
-    forgetting
-        Weight of a tick in the usual place; an open series learns at a fifth of it, so a lasting shift becomes usual in the end.
-    per_tick
-        Verdicts a tick at most, the farthest first: a storm of lines says no more than its worst.
-    """
-
-    risk: float = 1e-5
-    warm_ticks: int = 30
-    persist_ticks: int = 5
-    calm_ticks: int = 5
-    forgetting: float = 0.01
-    per_tick: int = 20
+    risk: float = option(1e-5, "probability that a healthy point of a series passes its line")
+    warm_ticks: int = option(30, "ticks of a series before it has a line")
+    persist_ticks: int = option(5, "ticks in a row beyond the line before it is said")
+    calm_ticks: int = option(5, "ticks within the line before it is taken back")
+    forgetting: float = option(
+        0.01,
+        "weight of a tick in the usual place; an open series learns at a fifth of it, so a lasting shift becomes usual",
+    )
+    per_tick: int = option(
+        20, "verdicts per tick and family at most, the farthest first: a storm of lines says no more than its worst"
+    )
 
 
 class Excerpt(msgspec.Struct):
