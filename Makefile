@@ -9,7 +9,7 @@ SEED ?= 0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit bench clean install
+.PHONY: demo test lint unit integration bench clean install
 
 install: $(STAMP)
 
@@ -29,10 +29,14 @@ lint: $(STAMP)
 	cd hook && $(abspath $(BIN))/mypy trainwarden_hook
 	$(BIN)/lint-imports
 
+# what needs no broker on Java, no training processes and no root runs on three workers; the rest would disturb itself
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 -m "not (kafka or torch or slow or root)"
 
-test: lint unit
+integration: $(STAMP)
+	$(BIN)/python -m pytest -m "kafka or torch or slow or root"
+
+test: lint unit integration
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

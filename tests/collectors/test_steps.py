@@ -242,3 +242,13 @@ def test_a_path_longer_than_a_unix_address(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     with steps.bind(deep / "hook.sock", 65536):
         assert (deep / "hook.sock").exists()
+
+
+def test_an_evaluation_that_begins_is_known_and_no_dead_letter(tmp_path: Path) -> None:
+    """The hook says so because it is silent while the job evaluates; the step row with phase eval ends it."""
+    board, source = built(tmp_path)
+    source.handle(STEP)
+    source.handle(datagram("phase", rank=0, world=4, pid=123, step=18, phase="eval", at_ns=1))
+    [state] = board.context.ranks.layouts()["j"]
+    assert (state.phase, state.last_step) == ("eval", 17)
+    assert not board.outlet.letters
