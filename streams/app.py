@@ -18,7 +18,8 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -131,12 +132,13 @@ class RawService:
                     await asyncio.wait_for(asyncio.shield(self._save(consumer)), STOP_S / 2)
 
     async def _resume(self, consumer: Any) -> None:
-        snapshots = _of(StateSnapshot, await read_all(self._config, STATE.name))
+        refuse = self._correlator.refuse
+        snapshots = _readable(StateSnapshot, await read_all(self._config, STATE.name), refuse)
         known = state.newest(OWNER, snapshots)
         cuts_from = known.positions.get(f"{CUTS.name}/0", 0) if known is not None else 0
         messages = await read_all(self._config, CUTS.name, cuts_from)
         self._cuts_position = messages[-1].offset + 1 if messages else cuts_from
-        resume = state.resume_from(OWNER, snapshots, _of(FrameCut, messages))
+        resume = state.resume_from(OWNER, snapshots, _readable(FrameCut, messages, refuse))
         for place, offset in self._stage.resume(resume).items():
             topic, _, partition = place.rpartition("/")
             consumer.seek(TopicPartition(topic, int(partition)), offset)
@@ -335,6 +337,7 @@ def run(config: Config) -> None:
         A topic has too few partitions, or the web port is taken.
     """
     addresses(config)
+    _scratch(config)
     Pipeline(config)
     quieten()
     asyncio.run(_serve(config))
@@ -349,13 +352,11 @@ async def _serve(config: Config) -> None:
         try:
             metrics.set("tw_up", 1)
             await Application(config, metrics, clock).run(stopping)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-                raise
-            raise UnavailableError(
-                f"streams.web_listen {config.streams.web_listen}: {os.strerror(error.errno)}: free it or set another"
-            ) from None
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+                raise UnavailableError(
+                    f"streams.web_listen {config.streams.web_listen}: {os.strerror(error.errno)}: free it or set another"
+                ) from None
             log.exception("the stream application broke off and starts again")
             await asyncio.sleep(1.0)
 
@@ -427,14 +428,12 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 def _faust_app(config: Config) -> Any:
     host, _, port = config.streams.web_listen.rpartition(":")
-    data = config.path(config.streams.data_directory, "worker")
-    data.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("FAUST_LOOP", "aio")
     return faust.App(
         f"{config.streams.group}.correlator",
         broker=[f"kafka://{address}" for address in addresses(config)],
         autodiscover=False,
-        datadir=str(data),
+        datadir=str(_scratch(config)),
         store="memory://",
         key_serializer="raw",
         value_serializer="raw",
@@ -482,14 +481,28 @@ async def _positions(consumer: Any) -> dict[str, int]:
     return {f"{p.topic}/{p.partition}": await consumer.position(p) for p in consumer.assignment()}
 
 
-def _of(kind: type[Any], messages: Iterable[Message]) -> list[Any]:
+def _readable(kind: type[Any], messages: Iterable[Message], refuse: Callable[[Message, str], None]) -> list[Any]:
+    """The records of a kind; what cannot be read goes to `refuse`, a tombstone is nothing."""
     found = []
     for message in messages:
         try:
-            found.append(decode_as(kind, message.value))
+            if message.value:
+                found.append(decode_as(kind, message.value))
         except DecodeError as error:
             log.warning("%s offset %d is passed over: %s", message.place, message.offset, error.reason)
+            refuse(message, error.reason)
     return found
+
+
+def _scratch(config: Config) -> Path:
+    data = config.path(config.streams.data_directory, "worker")
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"streams.data_directory {data}: cannot be made ({error.strerror}): let the worker write there, or set another run_dir"
+        ) from None
+    return data
 
 
 def _message(record: Any) -> Message:

@@ -55,6 +55,7 @@ OPINIONS: dict[str, tuple[type[Record], ...]] = {
     VERDICTS.name: (Verdict,),
     ACTIONS.name: (Plan, ActionResult, Delivery),
 }
+MAX_WORLD = 1 << 20
 COMPACTED = frozenset({CATALOG.name, TOPOLOGY.name})
 
 
@@ -345,4 +346,19 @@ def _expected(message: Message) -> Record:
         raise DecodeError(
             f"a {type(record).__name__} on {message.topic}, expected {kind.__name__ if kind else 'nothing'}"
         )
+    if isinstance(record, StepReport) and (misfit := _misfit(record)):
+        raise DecodeError(misfit)
     return record
+
+
+def _misfit(report: StepReport) -> str:
+    """What no job can have said of its steps; empty when it can be true."""
+    world = report.world or MAX_WORLD  # a job need not say how large it is
+    if report.attempt < 0 or not 0 <= report.rank < world <= MAX_WORLD:
+        return f"steps of rank {report.rank} of {report.world} in attempt {report.attempt}: no job has such a rank"
+    bad = next((row for row in report.rows if row.step < 0 or row.started_at_ns < 0), None)
+    return (
+        f"step {bad.step} of rank {report.rank}, begun at {bad.started_at_ns} ns: no step is counted or dated so"
+        if bad
+        else ""
+    )

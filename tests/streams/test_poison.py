@@ -10,7 +10,19 @@ from streams.stage import OWNER, CorrelatorStage, RawStage
 from trainwarden.bus import Message
 from trainwarden.clock import SystemClock
 from trainwarden.config import Config, from_table
-from trainwarden.records import Catalog, DeadLetter, Delivery, Record, StateSnapshot, Tick, Verdict, decode, encode
+from trainwarden.records import (
+    Catalog,
+    DeadLetter,
+    Delivery,
+    Record,
+    StateSnapshot,
+    StepReport,
+    StepRow,
+    Tick,
+    Verdict,
+    decode,
+    encode,
+)
 
 
 def config() -> Config:
@@ -71,3 +83,27 @@ def test_deliveries_on_the_actions_topic_are_nobodys_business_here() -> None:
     stage = CorrelatorStage(config(), SystemClock())
     stage.take(message("tw.actions", encode(Delivery())))
     assert stage.tick() == []
+
+
+def rows(step: int = 1, started_at_ns: int = 10**18) -> tuple[StepRow, ...]:
+    return (StepRow(step, "train", started_at_ns, 60.0),)
+
+
+@pytest.mark.parametrize(
+    ("report", "fits"),
+    [
+        (StepReport(job="j", rank=0, world=2, rows=rows()), True),
+        (StepReport(job="j", rank=3, world=0, rows=rows()), True),
+        (StepReport(job="j", rank=-1, world=2, rows=rows()), False),
+        (StepReport(job="j", rank=2, world=2, rows=rows()), False),
+        (StepReport(job="j", rank=0, world=2**40, rows=rows()), False),
+        (StepReport(job="j", attempt=-1, rank=0, world=2, rows=rows()), False),
+        (StepReport(job="j", rank=0, world=2, rows=rows(step=-1)), False),
+        (StepReport(job="j", rank=0, world=2, rows=rows(started_at_ns=-5)), False),
+    ],
+)
+def test_steps_that_no_job_can_have_made_are_dead_letters(report: StepReport, fits: bool) -> None:
+    stage = RawStage(config(), Pipeline(config()), SystemClock(), "b")
+    stage.take([message("tw.steps", encode(report))])
+    letters = [decode(o.value) for o in stage.cut(2 * 10**18).outputs if o.topic == "tw.dead"]
+    assert [letter.offset for letter in letters] == ([] if fits else [7])

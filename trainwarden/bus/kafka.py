@@ -8,6 +8,7 @@ comes from one request in flight instead; sessions are short so that groups form
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from trainwarden.bus.base import FailureHandler, Message, Start
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, UnavailableError
 from trainwarden.topics import Topic
+
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+"""What goes wrong comes to our callers as one error; the library would say it in many lines on the terminal too."""
 
 SEND_BLOCK_MS = 500
 DELIVERY_TIMEOUT_MS = 10_000

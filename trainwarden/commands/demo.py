@@ -16,7 +16,10 @@ from typing import IO, Annotated
 import typer
 
 from trainwarden.errors import UnavailableError, UsageError
+from trainwarden.records import Mode
 
+BROKERS = ("tansu", "kafka")
+GIVEN_BROKER_S = 10.0
 MARKER = ".trainwarden-demo"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -52,6 +55,7 @@ def run(
     if chosen.needs_namespaces:
         require_namespaces()
     _require_training()
+    _check(broker, kafka, mode, json_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     home = _home(directory)
@@ -72,6 +76,23 @@ def run(
             json.dumps({"injection": asdict(result.injection), "outcome": asdict(result.outcome)}, indent=1)
         )
     raise SystemExit(0 if result.outcome.passed else 1)
+
+
+def _check(broker: str, kafka: str | None, mode: str, json_file: Path | None) -> None:
+    """What would only fail in the middle of the run, or in a child, is told before anything is started."""
+    from trainwarden.bus import connect
+    from trainwarden.embedded.kafka import fetch_kafka
+
+    if broker not in BROKERS:
+        raise UsageError(f"--broker {broker}: expected {' or '.join(BROKERS)}")
+    if mode not in tuple(Mode):
+        raise UsageError(f"--mode {mode}: expected one of {', '.join(Mode)}")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UsageError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    if kafka is not None:
+        connect(kafka).wait_ready(GIVEN_BROKER_S)
+    elif broker == "kafka":
+        fetch_kafka()
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -13,7 +13,7 @@ def configure_logging(level: str = "INFO") -> None:
     """One line per event on stderr, UTC times."""
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
                         datefmt="%H:%M:%S")  # fmt: skip
-    logging.getLogger("kafka").setLevel("ERROR")
+    logging.getLogger("kafka").setLevel("CRITICAL")
     logging.getLogger("aiokafka").setLevel("ERROR")
 
 

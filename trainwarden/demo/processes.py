@@ -60,7 +60,12 @@ class Children:
         self._mark = uuid.uuid4().hex
         self._environment = {**environment, MARK: self._mark}
         self._children: dict[str, Child] = {}
-        log_directory.mkdir(parents=True, exist_ok=True)
+        try:
+            log_directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnavailableError(
+                f"{log_directory}: cannot be made ({error.strerror}): choose a directory that may be written"
+            ) from None
 
     def start(self, name: str, command: Sequence[str], **extra: str) -> Child:
         """Start `command`; `extra` adds environment variables. A child of the same name must be gone."""
