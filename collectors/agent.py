@@ -235,6 +235,10 @@ def node_name(config: Config) -> str:
 def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     """An agent from its configuration. Raises `UsageError` kinds for what a person must mend."""
     node, collector = node_name(config), config.collector
+    if bus is None:
+        connect(
+            config.kafka.url
+        )  # nothing is sent yet: an address that is none is told now, an absent broker is waited for
     spool_directory = config.path(collector.spool_directory, node, "spool")
     metrics = Metrics("collector")
     spool = Spool(spool_directory, collector.spool_bytes, metrics)

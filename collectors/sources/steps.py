@@ -29,7 +29,7 @@ WIRE_VERSION = 1
 MAX_DATAGRAM_BYTES = 16384
 CREDENTIALS = struct.Struct("3i")
 MAX_PATH_BYTES = 100
-KINDS = ("hello", "step", "save", "restore", "exit", "bye")
+KINDS = ("hello", "step", "phase", "save", "restore", "exit", "bye")
 
 
 class Datagram(msgspec.Struct, kw_only=True):
@@ -179,7 +179,7 @@ class StepsSource(Source):
         if datagram.t == "step":
             row = to_row(datagram)
             self.context.outlet.step(datagram.job, datagram.generation, datagram.rank, datagram.world, row)
-        elif datagram.t != "hello":
+        elif datagram.t not in ("hello", "phase"):
             self._event(datagram)
 
     def _board(self, datagram: Datagram, sender_pid: int) -> None:
@@ -193,6 +193,8 @@ class StepsSource(Source):
         if datagram.t == "step":
             now_ns = self.context.clock.monotonic_ns()
             known |= {"last_step": datagram.step, "phase": datagram.phase, "seen_monotonic_ns": now_ns}
+        if datagram.t == "phase":
+            known["phase"] = datagram.phase  # an evaluation begins: no step will come for a while, and that is no hang
         if self.context.ranks.seen(datagram.job, datagram.generation, datagram.rank, **known):
             self.context.outlet.topology_changed()
 
