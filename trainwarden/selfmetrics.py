@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, get_args
 
@@ -51,9 +54,20 @@ MetricName = Literal[
 ]
 
 NAMES: frozenset[str] = frozenset(get_args(MetricName))
-_SUMS = frozenset({"tw_frame_ms", "tw_detector_ms", "tw_source_ms", "tw_insert_ms", "tw_decision_ms"})
+_SECTION = re.compile(r"    # (counter|gauge|sum)s\b")
+_ENTRY = re.compile(r'    "(tw_\w+)",  # (.+)')
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def meanings() -> Iterator[tuple[str, str, str]]:
+    """(name, kind, meaning) of every metric: what the comments in `MetricName` say. Kind is counter, gauge or sum."""
+    kind = ""
+    for line in inspect.getsource(sys.modules[__name__]).splitlines():
+        if section := _SECTION.match(line):
+            kind = section[1]
+        elif entry := _ENTRY.fullmatch(line):
+            yield entry[1], kind, entry[2]
 
 
 class Metrics:
