@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.theatre import wait_for
 
 MARK = "TRAINWARDEN_TEST_MARK"
+SEAT = "@trainwarden-demo-"
 ROOT = Path(__file__).parents[2]
 
 
@@ -81,26 +81,46 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-@dataclass
-class Traces:
-    """What a demonstration may leave outside its directory: nothing."""
-
-    places: tuple[Path, ...]
-    before: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.before = self._look()
-
-    def new(self) -> set[str]:
-        return self._look() - self.before
-
-    def _look(self) -> set[str]:
-        found = {str(path) for place in self.places for path in place.rglob("*")}
-        found |= {str(path) for path in Path("/dev/shm").glob("trainwarden-digits*")}
-        found |= {str(path) for path in Path("/sys/fs/cgroup").glob("*/trainwarden-demo-*")}
-        found |= {str(path) for path in Path("/sys/fs/cgroup").glob("trainwarden-demo-*")}
-        return found | {f"netns {path.name}" for path in Path("/run/netns").glob("tw*")}
+def with_path(directory: Path) -> dict[int, str]:
+    """Live processes that have this directory in their command line or as where they stand."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(directory) in command or os.readlink(entry / "cwd").startswith(str(directory)):
+                found[int(entry.name)] = command[:200]
+        except OSError:
+            continue
+    return found
 
 
-def now_s() -> float:
-    return time.monotonic()
+def seat_of(pid: int) -> int:
+    """Number of the seat that a demonstration holds: the abstract socket among its descriptors; -1 before it has one."""
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            held.add(os.readlink(descriptor).removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            continue
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        name, inode = line.rpartition(" ")[2], line.split()[6]
+        if name.startswith(SEAT) and inode in held:
+            return int(name.removeprefix(SEAT))
+    return -1
+
+
+def kernel_traces(seat: int) -> set[str]:
+    """What the demonstration in this seat has outside any directory: shared memory, control groups, namespaces, links."""
+    job = f"digits-{seat}" if seat else "digits"
+    found = {str(path) for path in Path("/dev/shm").glob(f"trainwarden-{job}-n[0-9]-*")}
+    for pattern in (f"trainwarden-demo-{seat}", f"*/trainwarden-demo-{seat}"):
+        found |= {str(path) for path in Path("/sys/fs/cgroup").glob(pattern)}
+    found |= {f"netns {path.name}" for path in Path("/run/netns").glob(f"tw{seat}-n*")}
+    return found | {f"link {path.name}" for path in Path("/sys/class/net").glob(f"tw{seat}[-mr]*")}
+
+
+def listing(*places: Path) -> set[str]:
+    """Every path below some places."""
+    return {str(path) for place in places for path in place.rglob("*")}

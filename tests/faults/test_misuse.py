@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.processes import MARK, marked
+from tests.faults.theatre import SEEDS
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
 
@@ -213,8 +215,12 @@ WRONG: dict[str, tuple[Callable[[Files], str], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("part", ["store", "worker", "actions", "collect", "up"])
+CASES = [("actions", what) for what in WRONG] + [
+    (part, what) for part in ("store", "worker", "collect", "up") for what in WRONG if SEEDS or what == "no bus"
+]
+
+
+@pytest.mark.parametrize(("part", "what"), CASES)
 def test_wrong_configuration(files: Files, part: str, what: str) -> None:
     make, words = WRONG[what]
     assert words in refused(ours(part, "--config", make(files)), files.directory)
@@ -268,6 +274,16 @@ def test_demo_directory_holds_what_is_somebody_elses(tmp_path: Path) -> None:
     sentence = refused(ours("demo", "--directory", str(tmp_path)), tmp_path)
     assert str(tmp_path) in sentence
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.torch
+def test_demo_directory_is_in_use(tmp_path: Path) -> None:
+    """By another demonstration: it holds a lock on its marker as long as it lives."""
+    with (tmp_path / ".trainwarden-demo").open("w") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        (tmp_path / "ledger.sqlite").write_text("theirs")
+        assert "another demonstration" in refused(ours("demo", "--directory", str(tmp_path)), tmp_path)
+    assert (tmp_path / "ledger.sqlite").exists()
 
 
 @pytest.mark.torch

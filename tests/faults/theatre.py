@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import urllib.request
@@ -26,6 +27,8 @@ from trainwarden.errors import DecodeError
 from trainwarden.records import ActionResult, ActionStatus, Incident, IncidentStatus, Record, decode
 
 T = TypeVar("T")
+SEEDS = int(os.environ.get("TRAINWARDEN_FAULT_SEEDS", "0"))
+"""Number of random kills, 0 in `make test`; from 1 on every moment is tried, not only the worst."""
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 150.0
 """A failure, not an expectation: a loaded machine takes its time."""

@@ -72,8 +72,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.directory = self.layout.directory.resolve()
-        # keep sockets' paths short: AF_UNIX allows 107 bytes
-        self.children = Children(self.directory / "logs", {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+        temporary = self.directory / "tmp"  # libraries leave caches there
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}
+        self.children = Children(self.directory / "logs", environment)
+        temporary.mkdir(exist_ok=True)
         self.ports = Ports(*self.network.seat.ports)
         self.secret_file = self.directory / "secret"
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.faults.theatre import Theatre, theatre
-
-SEEDS_ENV = "TRAINWARDEN_FAULT_SEEDS"
 
 
 @pytest.fixture(scope="package")
@@ -24,8 +21,3 @@ def play(stage: Theatre) -> Theatre:
     """The cluster with everything up, in training, and nothing wrong."""
     stage.ready()
     return stage
-
-
-def seeds() -> range:
-    """Seeds of the random kills: none by default, $TRAINWARDEN_FAULT_SEEDS of them."""
-    return range(int(os.environ.get(SEEDS_ENV, "0")))
