@@ -1,6 +1,6 @@
 """Every fault of the demonstration with several seeds, each in processes of its own: who was named, what was done, how long it took.
 
-    python -m benchmarks.demo_matrix --seeds 3 [--faults kill freeze ...] [--broker kafka]
+python -m benchmarks.demo_matrix --seeds 3 [--faults kill freeze ...] [--broker kafka]
 """
 
 from __future__ import annotations
@@ -25,9 +25,23 @@ def run(fault: str, seed: int, broker: str) -> dict[str, Any]:
     """One demonstration; its outcome, or the end of its output when it wrote none."""
     with tempfile.TemporaryDirectory(prefix="tw-matrix-") as name:
         outcome = Path(name) / "outcome.json"
-        command = [sys.executable, "-m", "trainwarden.cli", "demo", "--fault", fault, "--seed", str(seed), "--broker", broker]
+        command = [
+            sys.executable,
+            "-m",
+            "trainwarden.cli",
+            "demo",
+            "--fault",
+            fault,
+            "--seed",
+            str(seed),
+            "--broker",
+            broker,
+        ]
         done = subprocess.run(
-            [*command, "--directory", f"{name}/demo", "--json", str(outcome)], capture_output=True, text=True, check=False
+            [*command, "--directory", f"{name}/demo", "--json", str(outcome)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         told = json.loads(outcome.read_text()) if outcome.exists() else {"error": (done.stdout + done.stderr)[-2000:]}
         return {"fault": fault, "seed": seed, "broker": broker, "exit": done.returncode, **told}
@@ -48,8 +62,14 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Counts and the time from decision to resumption."""
     right = sum(row["exit"] == 0 for row in rows)
     healed = [row["outcome"]["seconds"] for row in rows if "outcome" in row]
-    spans = [s["resumed"] - s["decision"] for s in healed if s.get("resumed") is not None and not math.isnan(s["resumed"])]
-    after = f"resumed {statistics.median(spans):.1f} s after the decision (median), {max(spans):.1f} s at most" if spans else ""
+    spans = [
+        s["resumed"] - s["decision"] for s in healed if s.get("resumed") is not None and not math.isnan(s["resumed"])
+    ]
+    after = (
+        f"resumed {statistics.median(spans):.1f} s after the decision (median), {max(spans):.1f} s at most"
+        if spans
+        else ""
+    )
     return f"{right} of {len(rows)} runs right; {after}"
 
 

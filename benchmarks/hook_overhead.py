@@ -150,7 +150,9 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=1400, help="choose it so that measured_step_ms is about --step-ms")
     parser.add_argument("--step-ms", type=float, default=60.0)
-    parser.add_argument("--wall", action="store_true", help="count wall time: only on a machine with nothing else to do")
+    parser.add_argument(
+        "--wall", action="store_true", help="count wall time: only on a machine with nothing else to do"
+    )
     parser.add_argument("--json", default="", help="also write the result to this file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -50,10 +50,14 @@ def healthy(nodes: int = 4, seconds: int = HEALTHY_SECONDS, seed: int = 7) -> tu
 def silent_on_health(kind: type[Detector]) -> None:
     """Ten minutes of health raise no alarm, and supporting verdicts stay under the declared rate."""
     verdicts = run(kind(), healthy())
-    assert not alarms(verdicts), f"{kind.name} raised {alarms(verdicts)[0].kind} on healthy data: {alarms(verdicts)[0].text}"
+    assert not alarms(verdicts), (
+        f"{kind.name} raised {alarms(verdicts)[0].kind} on healthy data: {alarms(verdicts)[0].text}"
+    )
     limit = float(getattr(kind, "supporting_per_hour", 0.0)) * HEALTHY_SECONDS / 3600
     spoken = [v for v in verdicts if not v.clears]
-    assert len(spoken) <= limit, f"{kind.name} spoke {len(spoken)} times in {HEALTHY_SECONDS} s of health, it declares at most {limit:.1f}"
+    assert len(spoken) <= limit, (
+        f"{kind.name} spoke {len(spoken)} times in {HEALTHY_SECONDS} s of health, it declares at most {limit:.1f}"
+    )
 
 
 def fires_on_its_example(kind: type[Detector]) -> None:
@@ -61,7 +65,9 @@ def fires_on_its_example(kind: type[Detector]) -> None:
     example = example_of(kind)
     verdicts = [v for v in run(kind(), example.frames) if not v.clears]
     named = [v for v in verdicts if v.kind == example.kind and v.entity == example.entity]
-    assert named, f"{kind.name} did not say {example.kind} of {example.entity}; it said {[(v.kind, str(v.entity)) for v in verdicts]}"
+    assert named, (
+        f"{kind.name} did not say {example.kind} of {example.entity}; it said {[(v.kind, str(v.entity)) for v in verdicts]}"
+    )
     wrong = [v for v in alarms(verdicts) if v.entity != example.entity]
     assert not wrong, f"{kind.name} also blamed {wrong[0].entity} ({wrong[0].kind}): {wrong[0].text}"
     first = named[0]
@@ -153,7 +159,9 @@ def snapshot_is_exact(kind: type[Detector]) -> None:
             moving = moved
         found = run(moving, [frame])
         assert found == expected[number], f"{kind.name} differs after a restore at frame {number}: {_said(found)}"
-    assert moving.snapshot() == whole.snapshot(), f"{kind.name}: the state after restores differs from the uninterrupted one"
+    assert moving.snapshot() == whole.snapshot(), (
+        f"{kind.name}: the state after restores differs from the uninterrupted one"
+    )
 
 
 def is_deterministic(kind: type[Detector]) -> None:
@@ -215,7 +223,8 @@ def _with_nan_rows(report: StepReport, rng: np.random.Generator) -> StepReport:
 
 def _shifted(report: StepReport, by_ns: int) -> StepReport:
     rows = tuple(
-        msgspec.structs.replace(r, started_at_ns=r.started_at_ns + by_ns, arrived_at_ns=r.arrived_at_ns + by_ns) for r in report.rows
+        msgspec.structs.replace(r, started_at_ns=r.started_at_ns + by_ns, arrived_at_ns=r.arrived_at_ns + by_ns)
+        for r in report.rows
     )
     return msgspec.structs.replace(report, rows=rows, observed_at_ns=report.observed_at_ns + by_ns)
 

@@ -42,7 +42,9 @@ def nan_array(*shape: int) -> NDArray[np.float64]:
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return pack_array(value)
-    raise NotImplementedError(f"detector state holds a {type(value).__name__}, expected numbers, text, lists, dicts, structs or arrays")
+    raise NotImplementedError(
+        f"detector state holds a {type(value).__name__}, expected numbers, text, lists, dicts, structs or arrays"
+    )
 
 
 def _decode_array(kind: Any, value: Any) -> Any:

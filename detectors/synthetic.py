@@ -122,7 +122,11 @@ class SyntheticCluster:
             topology.apply(TopologyEvent(entity=f"node:{node_name(number)}", origin="scheduler", valid_from_ns=at_ns,
                                          attributes={"leaf": scene.leaves.get(number, "leaf0")}))  # fmt: skip
         ranks = tuple((rank, node_name(number), "gpu0") for rank, number in enumerate(members))
-        topology.apply(TopologyEvent(entity=f"job:{JOB}", origin="scheduler", valid_from_ns=at_ns, attempt=scene.attempt, ranks=ranks))
+        topology.apply(
+            TopologyEvent(
+                entity=f"job:{JOB}", origin="scheduler", valid_from_ns=at_ns, attempt=scene.attempt, ranks=ranks
+            )
+        )
         self._topology = topology
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
@@ -146,7 +150,9 @@ class SyntheticCluster:
         saving = self._step % self.save_every == 0
         data = 1.0 + rng.exponential(0.5, size) + [scene.data_ms.get(number, 0.0) for number in members]
         compute = rng.normal(0.7 * self.step_ms, 0.05 * self.step_ms, size) + rng.exponential(0.04 * self.step_ms, size)
-        compute += rng.random(size) ** 150 * self.step_ms + [scene.compute_ms.get(number, 0.0) + 2.0 * (number == 1) for number in members]
+        compute += rng.random(size) ** 150 * self.step_ms + [
+            scene.compute_ms.get(number, 0.0) + 2.0 * (number == 1) for number in members
+        ]
         local = data + compute + (1000.0 if phase == "eval" else 0.0)
         duration = local.max() + 0.15 * self.step_ms + scene.network_ms + rng.exponential(0.02 * self.step_ms)
         poisoned = bool(scene.not_finite)
@@ -179,7 +185,11 @@ class SyntheticCluster:
     def _host(self, scene: Scene, heard: list[int], second: int) -> FamilyMatrix:
         rows = []
         for number in heard:
-            busy = float(np.clip(0.6 + 0.03 * self._drift[number] + 0.02 * self._rng.normal() + 0.05 * math.sin(second / 120), 0, 1))
+            busy = float(
+                np.clip(
+                    0.6 + 0.03 * self._drift[number] + 0.02 * self._rng.normal() + 0.05 * math.sin(second / 120), 0, 1
+                )
+            )
             usual = {"cpu_busy_ratio": busy, "load1": 4 * busy + 0.1 * self._rng.normal(), "mem_available_ratio": 0.5,
                      "tcp_retrans_per_s": float(self._rng.poisson(2)), "disk_busy_ratio": float(self._rng.beta(1, 40)),
                      "psi_io_some_ratio": float(self._rng.beta(1, 60))}  # fmt: skip
@@ -194,7 +204,9 @@ class SyntheticCluster:
                 cpu = scene.cpu_cores.get(number, 0.0 if scene.standing else float(0.4 + 0.03 * self._rng.normal()))
                 age_s = math.nan if scene.standing else 0.05
                 entities.append((node_name(number), f"rank{rank}"))
-                rows.append([float(state not in (0, 5)), float(state), cpu, 0.0, float(self._step), age_s, _PHASES[scene.phase]])
+                rows.append(
+                    [float(state not in (0, 5)), float(state), cpu, 0.0, float(self._step), age_s, _PHASES[scene.phase]]
+                )
         return _matrix("process", entities, _PROCESS, rows)
 
     def _nics(self, scene: Scene, heard: list[int]) -> FamilyMatrix:
@@ -215,7 +227,9 @@ class SyntheticCluster:
                     rows.append([math.nan, math.nan, 3.0, 3.0])
                     continue
                 extra = scene.rtt_ms.get(prober, 0.0) + scene.rtt_ms.get(peer, 0.0)
-                usual = 0.2 * math.exp(0.3 * self._rng.normal()) + (3.0 * self._rng.random() if self._rng.random() < 0.02 else 0.0)
+                usual = 0.2 * math.exp(0.3 * self._rng.normal()) + (
+                    3.0 * self._rng.random() if self._rng.random() < 0.02 else 0.0
+                )
                 rows.append([usual + extra, 1.5 * usual + extra, 3.0, 0.0])
         return _matrix("mesh", entities, _MESH, rows)
 
@@ -226,6 +240,8 @@ class SyntheticCluster:
                         attempt=self._attempt, rank=rank)  # fmt: skip
 
 
-def _matrix(family: str, entities: list[tuple[str, str]], metrics: tuple[str, ...], rows: list[list[float]]) -> FamilyMatrix:
+def _matrix(
+    family: str, entities: list[tuple[str, str]], metrics: tuple[str, ...], rows: list[list[float]]
+) -> FamilyMatrix:
     values = np.array(rows, dtype=np.float32).reshape(len(entities), len(metrics))
     return FamilyMatrix(family, tuple(entities), metrics, values)

@@ -19,7 +19,10 @@ _HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
 
 def mount(router: Router, service: ActionService) -> None:
     """Add ``/``, ``/v1/status.json`` and ``/v1/status.txt`` to the service's router."""
-    mount_console(router, Console(service.config, service.clock, through(router), StoreView(service.config.store.url, service.clock)))
+    mount_console(
+        router,
+        Console(service.config, service.clock, through(router), StoreView(service.config.store.url, service.clock)),
+    )
 
 
 def mount_console(router: Router, console: Console) -> None:

@@ -65,7 +65,11 @@ def _header(status: Status) -> str:
     reporting = sum(node.tick_age_s is not None and node.tick_age_s <= SILENT_AFTER_S for node in status.nodes)
     telemetry = f"telemetry {reporting}/{len(status.nodes)} nodes"
     old = f", {age(status.telemetry_age_s)} old" if status.telemetry_age_s is not None else ", none in the store"
-    kill = '<span class="badge kill">KILL SWITCH ON</span>' if status.kill_switch else '<span class="badge good">kill switch off</span>'
+    kill = (
+        '<span class="badge kill">KILL SWITCH ON</span>'
+        if status.kill_switch
+        else '<span class="badge good">kill switch off</span>'
+    )
     return (
         f'<header><h1>{escape(status.cluster)}</h1>{jobs}<span class="badge mode">mode {escape(status.mode)}</span>{kill}'
         f'<span class="right">{telemetry}{old} &middot; {escape(status.at[11:19])} UTC</span></header>'
@@ -75,7 +79,11 @@ def _header(status: Status) -> str:
 def _notices(status: Status) -> str:
     told = [f"Kill switch: {status.kill_switch}. Nothing is done until it is removed."] if status.kill_switch else []
     told += [f"{part.name} is away: {part.detail}." for part in status.parts if not part.ok]
-    told += [f"{part.name}: {part.detail}." for part in status.parts if part.ok and part.name == "actions" and part.detail != "leading"]
+    told += [
+        f"{part.name}: {part.detail}."
+        for part in status.parts
+        if part.ok and part.name == "actions" and part.detail != "leading"
+    ]
     return "".join(f'<p class="notice" role="status">{escape(text)}</p>' for text in told)
 
 
@@ -106,7 +114,10 @@ def _node(node: NodeLine) -> str:
 
 
 def _incidents(status: Status, chosen: str) -> str:
-    shown = "".join(_incident(incident, incident.is_open or incident.incident_id == chosen) for incident in status.incidents[:TABLE_ROWS])
+    shown = "".join(
+        _incident(incident, incident.is_open or incident.incident_id == chosen)
+        for incident in status.incidents[:TABLE_ROWS]
+    )
     return f'<section class="incidents"><h2>Incidents</h2>{shown or "<p class=empty>No incidents.</p>"}</section>'
 
 
@@ -120,7 +131,9 @@ def _incident(incident: IncidentLine, expanded: bool) -> str:
         "victims": ", ".join(incident.victims[:32]), "last good step": number(incident.last_step),
         "recommended": ", ".join(incident.remedy) or "nothing", "ended because": incident.close_reason,
     }  # fmt: skip
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value and value != "-")
+    listed = "".join(
+        f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value and value != "-"
+    )
     moments = "".join(f"<li>{escape(at[11:23])}<small>{escape(name)}</small></li>" for name, at in incident.timeline)
     return (
         f'<details class="incident{over}" id="{escape(f"i-{incident.incident_id}")}"{" open" if expanded else ""}>'
@@ -158,7 +171,10 @@ def _plot(series: Series, present: Sequence[float]) -> str:
     low, high = y(bottom if series.low is None else series.low), y(top if series.high is None else series.high)
     banded = series.low is not None or series.high is not None
     rect = f'<rect x="0" y="{high:.1f}" width="420" height="{max(low - high, 1):.1f}"/>' if banded else ""
-    lines = "".join(_stroke(points) for points in _pieces([(i * step, None if v is None else y(v)) for i, v in enumerate(series.values)]))
+    lines = "".join(
+        _stroke(points)
+        for points in _pieces([(i * step, None if v is None else y(v)) for i, v in enumerate(series.values)])
+    )
     return f'<svg viewBox="0 0 420 46" preserveAspectRatio="none" aria-hidden="true">{rect}{lines}</svg>'
 
 
@@ -184,7 +200,9 @@ def _actions(status: Status) -> str:
          ("; ".join(filter(None, (line.rail, line.reason))), ""), (line.incident_id[:8], "at")]
         for line in status.actions[:TABLE_ROWS]
     ]  # fmt: skip
-    return _table("Actions", ["at", "verb", "target", "status", "mode", "reason", "incident"], rows, "Nothing has been done.")
+    return _table(
+        "Actions", ["at", "verb", "target", "status", "mode", "reason", "incident"], rows, "Nothing has been done."
+    )
 
 
 def _deliveries(status: Status) -> str:
@@ -201,5 +219,8 @@ def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[tuple[str,
     if not rows:
         return f'<section class="wide"><h2>{heading}</h2><p class="empty">{empty}</p></section>'
     first = "".join(f"<th>{name}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f'<td class="{escape(kind)}">{escape(text)}</td>' for text, kind in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f'<td class="{escape(kind)}">{escape(text)}</td>' for text, kind in row) + "</tr>"
+        for row in rows
+    )
     return f'<section class="wide"><h2>{heading}</h2><div class="scroll"><table><tr>{first}</tr>{body}</table></div></section>'

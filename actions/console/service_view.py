@@ -130,7 +130,9 @@ def _warden(entry: Mapping[str, Any]) -> WardenLine:
 
 def _incident(entry: Mapping[str, Any]) -> IncidentLine:
     culprits = [(c["kind"], c["name"], c["node"]) for c in entry["culprits"]]
-    timeline = tuple((label, moment(entry["timeline"][name])) for name, label in _MOMENTS.items() if entry["timeline"][name] > 0)
+    timeline = tuple(
+        (label, moment(entry["timeline"][name])) for name, label in _MOMENTS.items() if entry["timeline"][name] > 0
+    )
     nodes = dict.fromkeys(node or (name if kind == "node" else "") for kind, name, node in culprits)
     return IncidentLine(
         incident_id=entry["incident_id"], revision=entry["revision"], status=entry["status"], severity=entry["severity"],
@@ -154,7 +156,9 @@ def _number(value: Any) -> float | None:
 
 
 def _actions(plans: Sequence[Mapping[str, Any]]) -> tuple[ActionLine, ...]:
-    rows = sorted((row for plan in plans for row in plan["rows"]), key=lambda row: (row["at_ns"], row["seq"]), reverse=True)
+    rows = sorted(
+        (row for plan in plans for row in plan["rows"]), key=lambda row: (row["at_ns"], row["seq"]), reverse=True
+    )
     return tuple(
         ActionLine(moment(row["at_ns"]), row["incident_id"], row["plan_id"], row["verb"], row["target"], row["status"], row["mode"],
                    row["rail"], row["reason"])

@@ -29,7 +29,9 @@ class Console:
         Says why the broker cannot be reached, or nothing.
     """
 
-    def __init__(self, config: Config, clock: Clock, fetch: Fetch, store: StoreView, probe: Callable[[str], str] = broker_answers) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, fetch: Fetch, store: StoreView, probe: Callable[[str], str] = broker_answers
+    ) -> None:
         self._config = config
         self._clock = clock
         self._fetch = fetch
@@ -122,7 +124,9 @@ def nodes_of(store: StoreData, wardens: Iterable[WardenLine], incidents: Iterabl
         steps.setdefault(rank.node, []).append(rank)
     suspects = {node: incident for incident in incidents if incident.is_open for node in incident.culprit_nodes}
     names = sorted({*ticks, *by_name, *steps, *suspects}, key=natural)
-    return tuple(_node(name, ticks.get(name), by_name.get(name), steps.get(name, []), suspects, now_s, known) for name in names)
+    return tuple(
+        _node(name, ticks.get(name), by_name.get(name), steps.get(name, []), suspects, now_s, known) for name in names
+    )
 
 
 def _node(name: str, ticks: NodeTicks | None, warden: WardenLine | None, steps: list[RankSteps], suspects: Mapping[str, IncidentLine],
@@ -141,10 +145,14 @@ def _node(name: str, ticks: NodeTicks | None, warden: WardenLine | None, steps: 
     )  # fmt: skip
 
 
-def _judge(warden: WardenLine | None, incident: IncidentLine | None, age_s: float | None, known: bool) -> tuple[str, str]:
+def _judge(
+    warden: WardenLine | None, incident: IncidentLine | None, age_s: float | None, known: bool
+) -> tuple[str, str]:
     missing = _missing(warden, age_s, known)
     if warden is not None and warden.excluded:
-        return "excluded", "; ".join([f"excluded: {warden.reason}" if warden.reason else "excluded from the job", *missing])
+        return "excluded", "; ".join(
+            [f"excluded: {warden.reason}" if warden.reason else "excluded from the job", *missing]
+        )
     if incident is not None:
         return "suspect", "; ".join([f"{incident.kind}, {incident.confidence:.0%} sure", *missing])
     if missing:

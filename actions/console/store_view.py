@@ -149,8 +149,6 @@ def open_http(url: str) -> Any:
     )  # fmt: skip
 
 
-
-
 def _incident(row: Sequence[Any]) -> IncidentLine:
     (incident_id, revision, status, severity, kind, job, title, culprit, culprit_node, confidence, victims, causes, probabilities, remedy,
      report, last_step, evidence, close_reason, *moments) = row  # fmt: skip
@@ -165,7 +163,10 @@ def _incident(row: Sequence[Any]) -> IncidentLine:
 
 
 def _series(text: str) -> tuple[Series, ...]:
-    return tuple(Series(e["name"], e["unit"], tuple(e["values"]), e["low"], e["high"], e["note"]) for e in json.loads(text or "[]"))
+    return tuple(
+        Series(e["name"], e["unit"], tuple(e["values"]), e["low"], e["high"], e["note"])
+        for e in json.loads(text or "[]")
+    )
 
 
 def _sentence(error: Exception) -> str:

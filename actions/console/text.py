@@ -19,7 +19,11 @@ def render_text(status: Status) -> str:
 
 
 def _head(status: Status) -> str:
-    telemetry = "no telemetry in the store" if status.telemetry_age_s is None else f"telemetry {age(status.telemetry_age_s)} old"
+    telemetry = (
+        "no telemetry in the store"
+        if status.telemetry_age_s is None
+        else f"telemetry {age(status.telemetry_age_s)} old"
+    )
     lines = [f"cluster {safe(status.cluster)}   {status.at}   mode {safe(status.mode)}   {telemetry}"]
     if status.kill_switch:
         lines.append(f"KILL SWITCH IS ON, nothing is done: {safe(status.kill_switch)}")
@@ -29,17 +33,29 @@ def _head(status: Status) -> str:
 
 def _jobs(status: Status) -> str:
     rows = [
-        [job.job, str(job.attempt), f"{job.ranks}/{job.world}", number(job.last_step), unit(job.step_ms, "ms"), age(job.step_age_s)]
+        [
+            job.job,
+            str(job.attempt),
+            f"{job.ranks}/{job.world}",
+            number(job.last_step),
+            unit(job.step_ms, "ms"),
+            age(job.step_age_s),
+        ]
         for job in status.jobs
     ]
-    return table(["JOB", "ATTEMPT", "RANKS", "STEP", "STEP TIME", "NEWEST STEP"], rows) or "no steps in the last minutes\n"
+    return (
+        table(["JOB", "ATTEMPT", "RANKS", "STEP", "STEP TIME", "NEWEST STEP"], rows) or "no steps in the last minutes\n"
+    )
 
 
 def _nodes(status: Status) -> str:
     order = ["suspect", "silent", "excluded", "unknown", "ok"]
     worst_first = sorted(status.nodes, key=lambda node: order.index(node.state))
     shown = worst_first if len(worst_first) > SHOWN_NODES else list(status.nodes)
-    text = table(["NODE", "STATE", "LAST TICK", "LAST STEP", "RANKS", "CPU", "WHY"], [_node(node) for node in shown[:SHOWN_NODES]])
+    text = table(
+        ["NODE", "STATE", "LAST TICK", "LAST STEP", "RANKS", "CPU", "WHY"],
+        [_node(node) for node in shown[:SHOWN_NODES]],
+    )
     left = len(status.nodes) - SHOWN_NODES
     return text + (f"and {left} more nodes, none of them worse\n" if left > 0 else "")
 
@@ -47,7 +63,15 @@ def _nodes(status: Status) -> str:
 def _node(node: NodeLine) -> list[str]:
     step = f"{number(node.last_step)} ({age(node.step_age_s)})" if node.last_step is not None else "-"
     cpu = f"{node.cpu_busy_ratio:.0%}" if node.cpu_busy_ratio is not None else "-"
-    return [node.node, MARKS[node.state], age(node.tick_age_s), step, ",".join(map(str, node.ranks)) or "-", cpu, node.why]
+    return [
+        node.node,
+        MARKS[node.state],
+        age(node.tick_age_s),
+        step,
+        ",".join(map(str, node.ranks)) or "-",
+        cpu,
+        node.why,
+    ]
 
 
 def _incidents(status: Status) -> str:
@@ -56,7 +80,11 @@ def _incidents(status: Status) -> str:
     ended = [incident for incident in status.incidents if not incident.is_open][:SHOWN_ENDED]
     rows = [_incident(incident) for incident in [*status.open_incidents, *ended]]
     text = table(["INCIDENT", "STATUS", "SEVERITY", "KIND", "CULPRIT", "SURE", "BEGAN", "TITLE"], rows)
-    reports = [f"  {safe(incident.incident_id[:8])}: {safe(incident.report)}\n" for incident in status.open_incidents if incident.report]
+    reports = [
+        f"  {safe(incident.incident_id[:8])}: {safe(incident.report)}\n"
+        for incident in status.open_incidents
+        if incident.report
+    ]
     return text + "".join(reports)
 
 
@@ -77,7 +105,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     if not cells:
         return ""
     widths = [max(len(row[i]) for row in [list(head), *cells]) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [list(head), *cells]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [list(head), *cells]
+    ]
     return "\n".join(lines) + "\n"
 
 

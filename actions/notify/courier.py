@@ -80,7 +80,9 @@ class Courier:
             self._outbox.postpone(notice, next_ns, judged.reason)
             self._report(notice, "retry", judged.reason)
         else:
-            reason = f"given up after {notice.attempts + 1} attempts: {judged.reason}" if judged.retry else judged.reason
+            reason = (
+                f"given up after {notice.attempts + 1} attempts: {judged.reason}" if judged.retry else judged.reason
+            )
             self._outbox.settle(notice, "failed", reason)
             self._report(notice, "failed", reason)
 
@@ -92,7 +94,16 @@ class Courier:
     def _report(self, notice: Waiting, status: str, reason: str) -> None:
         receiver, cause = notice.receiver, notice.cause.value
         level = logging.INFO if status == "sent" else logging.WARNING
-        LOG.log(level, "incident %s revision %d to %s (%s): %s %s", notice.incident_id, notice.revision, receiver, cause, status, reason)
+        LOG.log(
+            level,
+            "incident %s revision %d to %s (%s): %s %s",
+            notice.incident_id,
+            notice.revision,
+            receiver,
+            cause,
+            status,
+            reason,
+        )
         self._metrics.count("tw_deliveries_total", receiver=receiver, status=status)
         self._tell(Delivery(incident_id=notice.incident_id, revision=notice.revision, receiver=receiver, cause=cause,
                             attempt=notice.attempts + 1, status=status, reason=reason))  # fmt: skip

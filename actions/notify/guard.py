@@ -70,7 +70,12 @@ def check_target(url: str, allow_private: bool, allow_http: bool, resolve: Resol
 
 def _check_address(address: Address, allow_private: bool, where: str) -> bool:
     """Whether `address` is a private one that is allowed; raises for every one that is not allowed."""
-    if address.is_link_local or address.is_multicast or address.is_unspecified or (address.is_reserved and not address.is_loopback):
+    if (
+        address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (address.is_reserved and not address.is_loopback)
+    ):
         raise Refused(f"{where} leads to {address}, an address that no receiver has")
     if address.is_global:
         return False

@@ -96,9 +96,13 @@ class Outbox:
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {LAYOUT}")
         except (sqlite3.Error, OSError) as error:
-            raise UnavailableError(f"outbox {path}: {error}; it must be a writable file of ours on a local disk") from None
+            raise UnavailableError(
+                f"outbox {path}: {error}; it must be a writable file of ours on a local disk"
+            ) from None
         if layout > LAYOUT:
-            raise UnavailableError(f"outbox {path} has layout {layout}, this build reads {LAYOUT}: upgrade, or move the file away")
+            raise UnavailableError(
+                f"outbox {path} has layout {layout}, this build reads {LAYOUT}: upgrade, or move the file away"
+            )
 
     def take(self) -> bool:
         """Become the owner; False while another process is."""
@@ -139,7 +143,13 @@ class Outbox:
         known = self.incident(incident.incident_id)
         if known is not None and known.revision >= incident.revision:
             return False
-        self._run("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)", incident.incident_id, incident.revision, now_ns, encode(incident))
+        self._run(
+            "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
+            incident.incident_id,
+            incident.revision,
+            now_ns,
+            encode(incident),
+        )
         return True
 
     def learn_history(self, record: Plan | ActionResult) -> int:
@@ -147,7 +157,8 @@ class Outbox:
         digest = stable_id("history", encode(record).hex())
         with self._guard:
             cursor = self._db.execute(
-                "INSERT OR IGNORE INTO history (incident_id, digest, record) VALUES (?, ?, ?)", (record.incident_id, digest, encode(record))
+                "INSERT OR IGNORE INTO history (incident_id, digest, record) VALUES (?, ?, ?)",
+                (record.incident_id, digest, encode(record)),
             )
             return int(cursor.lastrowid or 0) if cursor.rowcount else 0
 
@@ -158,7 +169,9 @@ class Outbox:
 
     def history(self, incident_id: str) -> list[tuple[int, Record]]:
         """(number, plan or action) of an incident, oldest first; the newest `KEPT_ACTIONS` only."""
-        rows = self._run("SELECT n, record FROM history WHERE incident_id = ? ORDER BY n DESC LIMIT ?", incident_id, KEPT_ACTIONS)
+        rows = self._run(
+            "SELECT n, record FROM history WHERE incident_id = ? ORDER BY n DESC LIMIT ?", incident_id, KEPT_ACTIONS
+        )
         return [(int(n), decode(record)) for n, record in reversed(rows)]
 
     def told(self, receiver: str, incident_id: str) -> Told | None:
@@ -176,7 +189,9 @@ class Outbox:
     def firing(self, receiver: str, told_before_ns: int) -> list[str]:
         """Incidents that fire for `receiver` and were last told before that time."""
         rows = self._run(
-            "SELECT incident_id FROM told WHERE receiver = ? AND firing = 1 AND last_ns <= ? ORDER BY last_ns", receiver, told_before_ns
+            "SELECT incident_id FROM told WHERE receiver = ? AND firing = 1 AND last_ns <= ? ORDER BY last_ns",
+            receiver,
+            told_before_ns,
         )
         return [str(row[0]) for row in rows]
 
@@ -218,15 +233,29 @@ class Outbox:
 
     def settle(self, notice: Waiting, state: str, error: str = "") -> None:
         """A notice is `sent`, `failed` or `dropped` for good."""
-        self._run("UPDATE outbox SET state = ?, error = ?, attempts = ? WHERE n = ?", state, error, notice.attempts + 1, notice.n)
+        self._run(
+            "UPDATE outbox SET state = ?, error = ?, attempts = ? WHERE n = ?",
+            state,
+            error,
+            notice.attempts + 1,
+            notice.n,
+        )
 
     def postpone(self, notice: Waiting, next_ns: int, error: str) -> None:
         """Try again later."""
-        self._run("UPDATE outbox SET attempts = ?, next_ns = ?, error = ? WHERE n = ?", notice.attempts + 1, next_ns, error, notice.n)
+        self._run(
+            "UPDATE outbox SET attempts = ?, next_ns = ?, error = ? WHERE n = ?",
+            notice.attempts + 1,
+            next_ns,
+            error,
+            notice.n,
+        )
 
     def waiting(self) -> tuple[int, int]:
         """(how many notices wait, when the oldest was queued; 0 for none)."""
-        count, oldest = self._run("SELECT count(*), coalesce(min(created_ns), 0) FROM outbox WHERE state = 'waiting'")[0]
+        count, oldest = self._run("SELECT count(*), coalesce(min(created_ns), 0) FROM outbox WHERE state = 'waiting'")[
+            0
+        ]
         return int(count), int(oldest)
 
     def prune(self, now_ns: int) -> None:

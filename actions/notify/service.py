@@ -48,7 +48,9 @@ class NotifyService:
         The outbox file cannot be used.
     """
 
-    def __init__(self, config: Config, bus: Bus, clock: Clock, metrics: Metrics | None = None, sender: Sender | None = None) -> None:
+    def __init__(
+        self, config: Config, bus: Bus, clock: Clock, metrics: Metrics | None = None, sender: Sender | None = None
+    ) -> None:
         self._config = config
         self._clock = clock
         self._metrics = metrics or Metrics("notify")
@@ -60,7 +62,8 @@ class NotifyService:
         self._seq = 0
         self._seq_guard = threading.Lock()
         self.couriers = [
-            Courier(notifier, self.outbox, sender or HttpSender(), clock, self._metrics, self._tell) for notifier in self.notifiers
+            Courier(notifier, self.outbox, sender or HttpSender(), clock, self._metrics, self._tell)
+            for notifier in self.notifiers
         ]
 
     def run(self, stop: threading.Event) -> None:
@@ -147,7 +150,9 @@ class NotifyService:
         told = _told_after(known, incident, cause, now_ns, history[-1][0] if history else 0)
         # the time is part of the identity of a repeat only: a decision that is made again after a crash is the same notice
         moment = now_ns if cause is Cause.REPEAT else told.history_n if cause is Cause.ACTION else 0
-        notice_id = stable_id("notice", notifier.receiver, incident.incident_id, incident.revision, cause.value, told.rounds, moment)
+        notice_id = stable_id(
+            "notice", notifier.receiver, incident.incident_id, incident.revision, cause.value, told.rounds, moment
+        )
         notice = Notice(
             notice_id=f"msg_{notice_id}", receiver=notifier.receiver, cause=cause, firing=told.firing, incident=incident,
             started_at_ns=told.started_ns, ended_at_ns=0 if told.firing else _ended_ns(incident, now_ns), labels=told.labels,
@@ -188,7 +193,12 @@ class NotifyService:
     def _tell(self, delivery: Delivery) -> None:
         with self._seq_guard:
             self._seq += 1
-            header = {"cluster": self._config.cluster, "seq": self._seq, "observed_at_ns": self._clock.now_ns(), "boot_id": self._boot_id}
+            header = {
+                "cluster": self._config.cluster,
+                "seq": self._seq,
+                "observed_at_ns": self._clock.now_ns(),
+                "boot_id": self._boot_id,
+            }
         record = msgspec.structs.replace(delivery, **header)
         self._publisher.publish(ACTIONS.name, delivery.incident_id.encode(), encode(record))
 
@@ -200,7 +210,9 @@ class NotifyService:
 def make_notifiers(config: Config) -> list[Notifier]:
     """The receivers of ``[notify.<receiver>]`` that are switched on."""
     listen = config.actions.listen
-    site = Site(f"http://{listen}" if listen else "", str(config.path(config.actions.kill_switch, "KILL_SWITCH").absolute()))
+    site = Site(
+        f"http://{listen}" if listen else "", str(config.path(config.actions.kill_switch, "KILL_SWITCH").absolute())
+    )
     made = []
     for receiver, table in config.plugins.get("notify", {}).items():
         if not config.enabled("notify", receiver):
@@ -262,11 +274,22 @@ def in_background(config: Config, metrics: Metrics | None = None) -> Iterator[No
 def _told_after(known: Told | None, incident: Incident, cause: Cause, now_ns: int, history_n: int) -> Told:
     firing = incident.status not in OVER
     if known is None or cause is Cause.FIRST:
-        started_ns = incident.timeline.fault_at_ns or incident.timeline.verdict_at_ns or incident.observed_at_ns or now_ns
+        started_ns = (
+            incident.timeline.fault_at_ns or incident.timeline.verdict_at_ns or incident.observed_at_ns or now_ns
+        )
         labels = known.labels if known is not None else labels_of(incident)
         rounds = known.rounds + 1 if known is not None else 1
         return Told(firing, culprits_of(incident), incident.severity, labels, started_ns, now_ns, history_n, rounds)
-    return Told(firing, culprits_of(incident), incident.severity, known.labels, known.started_ns, now_ns, history_n, known.rounds)
+    return Told(
+        firing,
+        culprits_of(incident),
+        incident.severity,
+        known.labels,
+        known.started_ns,
+        now_ns,
+        history_n,
+        known.rounds,
+    )
 
 
 def _ended_ns(incident: Incident, now_ns: int) -> int:

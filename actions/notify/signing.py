@@ -38,7 +38,9 @@ def _secret(line: str, path: Path) -> bytes:
     except binascii.Error:
         raise ConfigError(f"secret file {path}: what follows {PREFIX} is not base64") from None
     if len(secret) < SHORTEST_SECRET_BYTES:
-        raise ConfigError(f"secret file {path}: a secret of {len(secret)} bytes, expected at least {SHORTEST_SECRET_BYTES}")
+        raise ConfigError(
+            f"secret file {path}: a secret of {len(secret)} bytes, expected at least {SHORTEST_SECRET_BYTES}"
+        )
     return secret
 
 

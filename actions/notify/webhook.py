@@ -30,7 +30,9 @@ class WebhookSettings(DeliverySettings):
 
     url: str = option("", "where to POST; keep urls that are secret in url_file")
     url_file: Path | None = option(None, "file whose first line is the url")
-    secret_file: Path | None = option(None, "set: notices are signed (Standard Webhooks); one secret a line, the newest first")
+    secret_file: Path | None = option(
+        None, "set: notices are signed (Standard Webhooks); one secret a line, the newest first"
+    )
 
 
 class Webhook(Notifier):
@@ -40,7 +42,9 @@ class Webhook(Notifier):
     Settings = WebhookSettings
 
     def render(self, notice: Notice) -> bytes:
-        return json.dumps(payload(notice, self.site.page_url, self.site.kill_switch), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(
+            payload(notice, self.site.page_url, self.site.kill_switch), ensure_ascii=False, separators=(",", ":")
+        ).encode()
 
     def call(self, notice_id: str, body: bytes, now_s: int) -> Call:
         headers = {"Content-Type": "application/json", "User-Agent": "trainwarden"}
@@ -170,7 +174,10 @@ def _own(notice: Notice) -> dict[str, Any]:
         "culprits": [_entity(entity) for entity in incident.culprits],
         "culprit_rank": incident.culprit_rank if incident.culprit_rank >= 0 else None,
         "victims": list(incident.victims),
-        "causes": [{"kind": c.kind, "entity": _entity(c.entity), "probability": _number(c.probability)} for c in incident.causes],
+        "causes": [
+            {"kind": c.kind, "entity": _entity(c.entity), "probability": _number(c.probability)}
+            for c in incident.causes
+        ],
         "confidence": _number(incident.confidence),
         "last_step": incident.last_step if incident.last_step >= 0 else None,
         "timeline": _timeline(incident.timeline),
@@ -204,7 +211,13 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
 
 def _plan(plan: Plan) -> dict[str, Any]:
     steps = [{"verb": step.verb.value, "target": step.target} for step in plan.steps]
-    return {"plan_id": plan.plan_id, "number": plan.number, "mode": plan.mode.value, "reason": plan.reason, "steps": steps}
+    return {
+        "plan_id": plan.plan_id,
+        "number": plan.number,
+        "mode": plan.mode.value,
+        "reason": plan.reason,
+        "steps": steps,
+    }
 
 
 def _action(action: ActionResult) -> dict[str, Any]:

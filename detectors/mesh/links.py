@@ -142,7 +142,9 @@ class MeshLinkDetector(Detector):
     @classmethod
     def example(cls) -> Example:
         """Probes to and from node 3 take 15 ms longer from second 30 on, and so do the steps."""
-        frames = SyntheticCluster(seed=1).frames(45, lambda second: Scene(rtt_ms={3: 15.0}, network_ms=300.0) if second >= 30 else None)
+        frames = SyntheticCluster(seed=1).frames(
+            45, lambda second: Scene(rtt_ms={3: 15.0}, network_ms=300.0) if second >= 30 else None
+        )
         return Example(frames, "link_slow", node_entity(3))
 
     def snapshot(self) -> bytes:
@@ -168,7 +170,9 @@ class MeshLinkDetector(Detector):
     def _follow_rows(self, pace: Pace, rows: list[StepRow]) -> None:
         plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
         pace.newest_step = max((row.step for row in rows), default=pace.newest_step)
-        pace.newest_ns = max((row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain), default=pace.newest_ns)
+        pace.newest_ns = max(
+            (row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain), default=pace.newest_ns
+        )
         pace.newest_ms = [*pace.newest_ms, *(row.duration_ms for row in plain)][-8:]
         usual_now = pace.steps <= 20 or pace.ratio() < self.settings.fabric_job_ratio
         for row in plain:
@@ -198,7 +202,9 @@ class MeshLinkDetector(Detector):
                 port = self._state.carriers.setdefault(f"{node}/{device}", Carrier())
                 self._note_carrier(port, tick.at_ns, bool(carrier[row] > 0), bool(changes[row] > 0))
         gone = {node for node in self._state.absent if self._state.absent[node] > 0}
-        self._state.carriers = {key: port for key, port in self._state.carriers.items() if key in seen or key.partition("/")[0] in gone}
+        self._state.carriers = {
+            key: port for key, port in self._state.carriers.items() if key in seen or key.partition("/")[0] in gone
+        }
 
     def _note_carrier(self, port: Carrier, at_ns: int, up: bool, changed: bool) -> None:
         was_up = port.up_ticks > 0 or (port.down_ticks == 0 and not up)
@@ -221,7 +227,9 @@ class MeshLinkDetector(Detector):
             if port.down_ticks >= self.settings.dead_ticks:
                 self._support("link_down", node, port.down_since_ns, tick.at_ns, 1.0, "its interface has no carrier")
             elif len(port.drops_ns) >= self.settings.flaps and port.drops_ns[-1] == tick.at_ns:
-                why = f"its interface lost carrier {len(port.drops_ns)} times within {self.settings.flap_window_s:.0f} s"
+                why = (
+                    f"its interface lost carrier {len(port.drops_ns)} times within {self.settings.flap_window_s:.0f} s"
+                )
                 self._support("link_down", node, port.drops_ns[0], tick.at_ns, float(len(port.drops_ns)), why)
         if probed and self._state.pairs.keys:
             self._suspect_probes(tick, frame)
@@ -238,13 +246,19 @@ class MeshLinkDetector(Detector):
         self._suspect_losses(tick, dead | ~answered)
         pairs.learn(np.asarray(~(slow | dead)))
 
-    def _support_found(self, kind: str, found: Explanation, tick: AlignedTick, frame: Frame, bad: Array, typical: Array) -> None:
+    def _support_found(
+        self, kind: str, found: Explanation, tick: AlignedTick, frame: Frame, bad: Array, typical: Array
+    ) -> None:
         pairs, back = self._state.pairs, self.settings.window_ticks // 2 * NS_PER_S
         value = float(np.nanmedian(typical[bad])) if np.isfinite(typical[bad]).any() else 0.0
         usual = float(np.median(np.exp(pairs.log_base[bad]))) if bad.any() else 0.0
         first_ns = tick.at_ns - (back if kind == "link_slow" else tick.interval_ms * 1_000_000)
         for node in found.nodes:
-            lost = "probes to and from it are lost" if kind == "link_down" else f"probes take {value:.1f} ms (usual {usual:.2f} ms)"
+            lost = (
+                "probes to and from it are lost"
+                if kind == "link_down"
+                else f"probes take {value:.1f} ms (usual {usual:.2f} ms)"
+            )
             if self._is_felt(kind, node, value - usual, tick, frame):
                 self._support(kind, node, first_ns, tick.at_ns, value, f"{lost}, those that do not touch it are well")
         if found.leaf:
@@ -271,7 +285,10 @@ class MeshLinkDetector(Detector):
         """A node that loses single probes while the others do not, and while steps stall as they do when segments are sent again."""
         pairs, settings = self._state.pairs, self.settings
         slots = pairs.recent(RING)
-        lost, sent = np.where(left_out[:, None], 0.0, pairs.lost[:, slots]), np.where(left_out[:, None], 0.0, pairs.sent[:, slots])
+        lost, sent = (
+            np.where(left_out[:, None], 0.0, pairs.lost[:, slots]),
+            np.where(left_out[:, None], 0.0, pairs.sent[:, slots]),
+        )
         stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=0)
         if lost[:, -1].sum() == 0 or stalls < settings.stalls:
             return
@@ -290,7 +307,9 @@ class MeshLinkDetector(Detector):
         if _at_least(int(totals[worst]), rate * float(probes[worst])) < settings.loss_risk:
             first_ns = int(pairs.times[slots[int(np.argmax(by_tick[worst] > 0))]])
             why = f"{int(totals[worst])} of {int(probes[worst])} probes to it were lost, of the others {int(others)}"
-            self._support("link_slow", str(names[worst]), first_ns, tick.at_ns, float(totals[worst] / probes[worst]), why)
+            self._support(
+                "link_slow", str(names[worst]), first_ns, tick.at_ns, float(totals[worst] / probes[worst]), why
+            )
 
     def _support(self, kind: str, place: str, first_ns: int, at_ns: int, value: float, why: str) -> None:
         known = self._state.opinions.get(place)
@@ -333,7 +352,11 @@ class MeshLinkDetector(Detector):
     def _place_job(self, opinion: Opinion, frame: Frame) -> None:
         layout = frame.topology.job_of(opinion.place)
         if layout is not None:
-            opinion.job, opinion.attempt, opinion.rank = layout.job, layout.attempt, min(layout.ranks_on(opinion.place), default=-1)
+            opinion.job, opinion.attempt, opinion.rank = (
+                layout.job,
+                layout.attempt,
+                min(layout.ranks_on(opinion.place), default=-1),
+            )
         elif opinion.kind == "fabric_slow" and len(frame.topology.jobs()) == 1:
             opinion.job, opinion.attempt = frame.topology.jobs()[0].job, frame.topology.jobs()[0].attempt
 
@@ -357,9 +380,18 @@ class MeshLinkDetector(Detector):
                 continue
             middle = median_of_known(pairs.rtt_ms[rows][:, slots])
             note = f"lost {int(pairs.lost[rows][:, slots].sum())} of {int(pairs.sent[rows][:, slots].sum())} probes"
-            found.append(series_evidence(f"probe round trip {label} {opinion.place}", "ms", times, middle.tolist(), note=note))
-        ports = [(key, port) for key, port in self._state.carriers.items() if key.startswith(f"{opinion.place}/") and port.drops_ns]
-        found += [series_evidence(f"carrier lost on {key}", "event", port.drops_ns, [1.0] * len(port.drops_ns)) for key, port in ports]
+            found.append(
+                series_evidence(f"probe round trip {label} {opinion.place}", "ms", times, middle.tolist(), note=note)
+            )
+        ports = [
+            (key, port)
+            for key, port in self._state.carriers.items()
+            if key.startswith(f"{opinion.place}/") and port.drops_ns
+        ]
+        found += [
+            series_evidence(f"carrier lost on {key}", "event", port.drops_ns, [1.0] * len(port.drops_ns))
+            for key, port in ports
+        ]
         return tuple(found)
 
 

@@ -93,7 +93,9 @@ class Pairs(msgspec.Struct):
         bound = 3.0 * np.maximum(self.log_scale, _SCALE_FLOOR)
         away = np.clip(value - self.log_base, -bound, bound)
         self.log_base = np.where(use, self.log_base + weight * away, self.log_base)
-        self.log_scale = np.where(use, self.log_scale + weight * (1.2533 * np.abs(away) - self.log_scale), self.log_scale)
+        self.log_scale = np.where(
+            use, self.log_scale + weight * (1.2533 * np.abs(away) - self.log_scale), self.log_scale
+        )
         self.known = np.where(use, self.known + 1, self.known)
         sent, lost = float(self.sent[healthy, self.cursor].sum()), float(self.lost[healthy, self.cursor].sum())
         self.probes_seen = min(self.probes_seen + sent, 1e6)

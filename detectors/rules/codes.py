@@ -72,7 +72,11 @@ class CodeDetector(Detector):
     def example(cls) -> Example:
         """A GPU of node 2 falls off the bus in second 10."""
         fallen = Scene(log_events=[(2, "xid:79", {"pci": "0000:3b:00"}, -1)])
-        return Example(SyntheticCluster(seed=1).frames(15, lambda second: fallen if second == 10 else None), "fatal_code", node_entity(2))
+        return Example(
+            SyntheticCluster(seed=1).frames(15, lambda second: fallen if second == 10 else None),
+            "fatal_code",
+            node_entity(2),
+        )
 
     def snapshot(self) -> bytes:
         return encode_state(self._state)
@@ -98,7 +102,9 @@ class CodeDetector(Detector):
         where = f"{event.node}, device {device}" if device else event.node
         text = f"{where} reported {event.code}: {meaning.clause}"
         at_ns = event.observed_at_ns
-        line = series_evidence(f"log of {event.source or 'the node'}", "event", [at_ns], [float(event.repeat)], note=event.line[:240])
+        line = series_evidence(
+            f"log of {event.source or 'the node'}", "event", [at_ns], [float(event.repeat)], note=event.line[:240]
+        )
         return self.verdict(
             kind=meaning.kind, entity=Entity(EntityKind.NODE, event.node, event.node), window=(at_ns, at_ns), onset_at_ns=at_ns,
             job=event.job or (layout.job if layout else ""), attempt=layout.attempt if layout else event.attempt,
@@ -126,7 +132,11 @@ def meaning_of(event: LogEvent) -> Meaning | None:
         return _meaning_of_xid(int(number), event.severity) if number.isdigit() else None
     if event.severity == "critical" and name not in _PROCESS_CODES:
         return Meaning("fatal_code", "broken hardware or a dead kernel by its own words")
-    return Meaning("suspect_code", "worth a look; by itself no reason to remove the node") if event.severity != "info" else None
+    return (
+        Meaning("suspect_code", "worth a look; by itself no reason to remove the node")
+        if event.severity != "info"
+        else None
+    )
 
 
 def _meaning_of_xid(number: int, severity: str) -> Meaning | None:
@@ -134,10 +144,14 @@ def _meaning_of_xid(number: int, severity: str) -> Meaning | None:
     if action in _FATAL_ACTIONS or (action in _LINK_ACTIONS and severity == "critical"):
         return Meaning("fatal_code", f"the vendor's remedy is {action}")
     if number in _APPLICATION_XIDS or action == "RESTART_APP":
-        return Meaning("suspect_code", "usually the program's fault; the node is suspect only when it recurs there across jobs")
+        return Meaning(
+            "suspect_code", "usually the program's fault; the node is suspect only when it recurs there across jobs"
+        )
     if severity == "info" and action == "IGNORE":
         return None
-    return Meaning("suspect_code", f"the vendor's remedy is {action or 'unknown'}; by itself no reason to remove the node")
+    return Meaning(
+        "suspect_code", f"the vendor's remedy is {action or 'unknown'}; by itself no reason to remove the node"
+    )
 
 
 @cache

@@ -46,7 +46,9 @@ class Assembly(msgspec.Struct):
 
     def starts_anew(self, report: StepReport) -> bool:
         """Whether `report` belongs to a newer attempt (or a world of another size) than the one being put together."""
-        return report.attempt > self.attempt or (report.attempt == self.attempt and report.world != self.world and report.world > 0)
+        return report.attempt > self.attempt or (
+            report.attempt == self.attempt and report.world != self.world and report.world > 0
+        )
 
     def restart(self, report: StepReport) -> None:
         """Forget open steps; what follows belongs to the report's attempt."""
@@ -69,7 +71,11 @@ class Assembly(msgspec.Struct):
         done: list[JointStep] = []
         for step in sorted(self.open_steps):
             joint = self.open_steps[step]
-            due = joint.seen >= self.world or now_ns - joint.heard_at_ns > _LATENESS_NS or len(self.open_steps) > _MAX_PENDING
+            due = (
+                joint.seen >= self.world
+                or now_ns - joint.heard_at_ns > _LATENESS_NS
+                or len(self.open_steps) > _MAX_PENDING
+            )
             if not due:
                 break
             done.append(self.open_steps.pop(step))
@@ -79,11 +85,18 @@ class Assembly(msgspec.Struct):
     def _fill(self, row: StepRow, rank: int, now_ns: int) -> None:
         joint = self.open_steps.get(row.step)
         if joint is None:
-            joint = self.open_steps[row.step] = JointStep(row.step, row.started_at_ns, now_ns, True, nan_array(4, self.world))
+            joint = self.open_steps[row.step] = JointStep(
+                row.step, row.started_at_ns, now_ns, True, nan_array(4, self.world)
+            )
         if np.isfinite(joint.values[DURATION, rank]):
             return
         checkpoint_ms = row.checkpoint_ms if row.checkpoint_ms > 0 else 0.0
-        joint.values[:, rank] = (row.duration_ms - row.wait_ms - checkpoint_ms, row.wait_ms, row.data_ms, row.duration_ms)
+        joint.values[:, rank] = (
+            row.duration_ms - row.wait_ms - checkpoint_ms,
+            row.wait_ms,
+            row.data_ms,
+            row.duration_ms,
+        )
         joint.usual &= row.phase in ("train", "") and checkpoint_ms == 0.0
         joint.started_at_ns = min(joint.started_at_ns, row.started_at_ns)
         joint.seen += 1

@@ -81,7 +81,9 @@ class Usual(msgspec.Struct):
         open_ranks = ~frozen & np.isfinite(block.excess)
         away = np.clip(block.excess - self.excess, -bound, bound)
         self.excess = np.where(open_ranks, self.excess + weight * away, self.excess)
-        self.scale = np.where(open_ranks, self.scale + weight * (SCALE_OF_MEAN_DEVIATION * np.abs(away) - self.scale), self.scale)
+        self.scale = np.where(
+            open_ranks, self.scale + weight * (SCALE_OF_MEAN_DEVIATION * np.abs(away) - self.scale), self.scale
+        )
         self.local_ms = _towards(self.local_ms, block.local_ms, weight, open_ranks)
         self.wait_excess = _towards(self.wait_excess, block.wait_excess, weight, open_ranks)
         if not frozen.any():

@@ -83,7 +83,14 @@ class JobState(msgspec.Struct):
         self.attempt, self.world = report.attempt, max(report.world, report.rank + 1)
         self.nodes = [""] * self.world
         self.cells, self.starts_ns, self.heard_at_ns, self.sums, self.differing, self.opinions = {}, {}, {}, {}, {}, {}
-        self.settled_to, self.bad_steps, self.first_cells, self.first_ns, self.clean_steps, self.agreed = -1, [], [], 0, 0, 0
+        self.settled_to, self.bad_steps, self.first_cells, self.first_ns, self.clean_steps, self.agreed = (
+            -1,
+            [],
+            [],
+            0,
+            0,
+            0,
+        )
 
 
 class State(msgspec.Struct):
@@ -131,7 +138,9 @@ class CorruptionDetector(Detector):
 
     def _take_in(self, report: StepReport, now_ns: int) -> None:
         job = self._state.jobs.setdefault(report.job, JobState(report.job))
-        if report.attempt > job.attempt or (report.attempt == job.attempt and report.world > 0 and report.world != job.world):
+        if report.attempt > job.attempt or (
+            report.attempt == job.attempt and report.world > 0 and report.world != job.world
+        ):
             job.begin(report)
         if report.attempt < job.attempt or not 0 <= report.rank < job.world:
             return
@@ -246,7 +255,9 @@ class CorruptionDetector(Detector):
         return verdicts
 
     def _say(self, job: JobState, opinion: Opinion, at_ns: int, confidence: float, clears: bool = False) -> Verdict:
-        entity = Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
+        entity = (
+            Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
+        )
         onset_ns = min(opinion.onset_ns, at_ns)
         cells = [float(cell) for cell in job.first_cells]
         note = f"step {opinion.step}; one value per rank: 1 not finite before the reduction, 0 finite, -1 not reported"

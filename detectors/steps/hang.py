@@ -205,7 +205,11 @@ class HangDetector(Detector):
         standing_s = (at_ns - job.progress_ns) / NS_PER_S
         if job.ending or standing_s < min(self.settings.frozen_s, self.settings.lost_s):
             return verdicts
-        verdicts += self._stopped(job, standing_s, at_ns) or self._vanished(job, at_ns) or self._lost(job, frame, standing_s, at_ns)
+        verdicts += (
+            self._stopped(job, standing_s, at_ns)
+            or self._vanished(job, at_ns)
+            or self._lost(job, frame, standing_s, at_ns)
+        )
         if not job.opinions and standing_s >= self._patience_s(job):
             verdicts += self._stuck(job, standing_s, at_ns)
         return verdicts
@@ -221,17 +225,24 @@ class HangDetector(Detector):
             moved_on = job.progress_ns > opinion.said_ns if opinion.attempt == job.attempt else job.steps_seen > 0
             if moved_on:
                 del job.opinions[key]
-                text = f"job {job.job} makes steps again" + ("" if opinion.attempt == job.attempt else f" in attempt {job.attempt}")
+                text = f"job {job.job} makes steps again" + (
+                    "" if opinion.attempt == job.attempt else f" in attempt {job.attempt}"
+                )
                 opinion.attempt = job.attempt
                 verdicts.append(self._say(job, opinion, at_ns, text, confidence=0.99, clears=True))
         return verdicts
 
     def _judge_exits(self, job: JobProgress, frame: Frame, at_ns: int) -> list[Verdict]:
         culprit = None if job.decided or job.ending else culprit_of(job.exits)
-        if culprit is None or frame.now_ns - min(end.heard_ns for end in job.exits) < self._settle_s(culprit) * NS_PER_S:
+        if (
+            culprit is None
+            or frame.now_ns - min(end.heard_ns for end in job.exits) < self._settle_s(culprit) * NS_PER_S
+        ):
             return []
         job.decided = True
-        relapse = job.steps_seen == 0 and job.failed_ns and frame.now_ns - job.failed_ns < self.settings.relapse_s * NS_PER_S
+        relapse = (
+            job.steps_seen == 0 and job.failed_ns and frame.now_ns - job.failed_ns < self.settings.relapse_s * NS_PER_S
+        )
         known = any(opinion.attempt == job.attempt for opinion in job.opinions.values())
         job.failed_ns = frame.now_ns
         if known or (relapse and not culprit.killed):
@@ -243,7 +254,9 @@ class HangDetector(Detector):
         others = sorted(end.rank for end in job.exits if end.rank != culprit.rank)
         tail = f"; rank(s) {', '.join(map(str, others))} followed" if others else " before any other"
         text = f"rank {culprit.rank} on {culprit.node} {culprit.describe()}{tail}"
-        return self._open(job, "rank_killed", culprit.node, culprit.rank, culprit.at_ns, at_ns, 0.97 if culprit.killed else 0.8, text)
+        return self._open(
+            job, "rank_killed", culprit.node, culprit.rank, culprit.at_ns, at_ns, 0.97 if culprit.killed else 0.8, text
+        )
 
     def _settle_s(self, culprit: Exit) -> float:
         if culprit.ordered:
@@ -270,7 +283,9 @@ class HangDetector(Detector):
         rank = min(first_ns, key=lambda number: (first_ns[number], number))
         alone = sum(at == first_ns[rank] for at in first_ns.values()) == 1
         text = f"the process of rank {rank} on {job.processes[rank].node} is gone, no launcher reported its end, and job {job.job} stands"
-        return self._open(job, "rank_killed", job.processes[rank].node, rank, first_ns[rank], at_ns, 0.85 if alone else 0.4, text)
+        return self._open(
+            job, "rank_killed", job.processes[rank].node, rank, first_ns[rank], at_ns, 0.85 if alone else 0.4, text
+        )
 
     def _lost(self, job: JobProgress, frame: Frame, standing_s: float, at_ns: int) -> list[Verdict]:
         silent = self._silent_nodes(job)
@@ -287,7 +302,9 @@ class HangDetector(Detector):
 
     def _silent_nodes(self, job: JobProgress) -> list[str]:
         nodes = sorted(set(job.nodes.values()))
-        return [n for n in nodes if n in self._state.present and self._state.present[n].ticks >= self.settings.silent_ticks]
+        return [
+            n for n in nodes if n in self._state.present and self._state.present[n].ticks >= self.settings.silent_ticks
+        ]
 
     def _patience_s(self, job: JobProgress) -> float:
         usual_s = job.usual_step_ms() / 1000
@@ -320,7 +337,11 @@ class HangDetector(Detector):
             if silence.said and not silence.ticks:
                 silence.said = False
                 verdicts.append(self._say_telemetry(node, silence, frame, "telemetry is back", clears=True))
-            elif not silence.said and 2 * missing <= len(silences) and self._goes_on_without(node, silence, frame.topology):
+            elif (
+                not silence.said
+                and 2 * missing <= len(silences)
+                and self._goes_on_without(node, silence, frame.topology)
+            ):
                 silence.said = True
                 what = "sends no telemetry while work goes on; its health is unknown"
                 verdicts.append(self._say_telemetry(node, silence, frame, what))
@@ -329,7 +350,11 @@ class HangDetector(Detector):
     def _goes_on_without(self, node: str, silence: Silence, topology: Topology) -> bool:
         if silence.ticks < self.settings.telemetry_ticks:
             return False
-        jobs = [self._state.jobs[layout.job] for layout in topology.jobs() if node in layout.nodes and layout.job in self._state.jobs]
+        jobs = [
+            self._state.jobs[layout.job]
+            for layout in topology.jobs()
+            if node in layout.nodes and layout.job in self._state.jobs
+        ]
         return all(job.progress_ns > silence.since_ns + 2 * NS_PER_S for job in jobs)
 
     # --- saying it -----------------------------------------------------------------------------------------------------------
@@ -344,8 +369,12 @@ class HangDetector(Detector):
         job.opinions[f"{kind}/{node}"] = opinion
         return [self._say(job, opinion, at_ns, text, confidence)]
 
-    def _say(self, job: JobProgress, opinion: Opinion, at_ns: int, text: str, confidence: float, clears: bool = False) -> Verdict:
-        entity = Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
+    def _say(
+        self, job: JobProgress, opinion: Opinion, at_ns: int, text: str, confidence: float, clears: bool = False
+    ) -> Verdict:
+        entity = (
+            Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
+        )
         standing_s = (at_ns - job.progress_ns) / NS_PER_S
         victims = tuple(sorted({node for node in job.nodes.values() if node != opinion.node}))
         return self.verdict(
@@ -380,7 +409,11 @@ def _rank_on(job: JobProgress, node: str) -> int:
 
 def _odd_process(job: JobProgress) -> tuple[int | None, str]:
     """The one rank whose process is unlike the others': in the kernel without processor time, or idle (or busy) alone."""
-    waiting = [rank for rank, process in job.processes.items() if process.run_of(STATE_DISK) >= 5 and process.recent_cpu() < 0.02]
+    waiting = [
+        rank
+        for rank, process in job.processes.items()
+        if process.run_of(STATE_DISK) >= 5 and process.recent_cpu() < 0.02
+    ]
     if len(waiting) == 1:
         return waiting[0], "waits in the kernel (process state D)"
     use = {rank: process.recent_cpu() for rank, process in job.processes.items()}
@@ -399,13 +432,25 @@ def _evidence(job: JobProgress, opinion: Opinion) -> tuple[Evidence, ...]:
     process = job.processes.get(opinion.rank)
     if process is not None and process.at_ns:
         note = "1 R, 2 S, 3 D, 4 T (stopped), 5 Z, 0 gone"
-        found.append(series_evidence(f"process state of rank {opinion.rank}", "state", process.at_ns, process.states, note=note))
-        found.append(series_evidence(f"processor use of rank {opinion.rank}", "cores", process.at_ns, process.cpu_cores))
+        found.append(
+            series_evidence(f"process state of rank {opinion.rank}", "state", process.at_ns, process.states, note=note)
+        )
+        found.append(
+            series_evidence(f"processor use of rank {opinion.rank}", "cores", process.at_ns, process.cpu_cores)
+        )
     if job.exits:
         ends = sorted(job.exits, key=lambda end: end.at_ns)
         note = ", ".join(f"rank {end.rank} {end.describe()}" for end in ends[:8])
-        found.append(series_evidence("ends of processes", "exit code", [e.at_ns for e in ends], [float(e.code) for e in ends], note=note))
+        found.append(
+            series_evidence(
+                "ends of processes", "exit code", [e.at_ns for e in ends], [float(e.code) for e in ends], note=note
+            )
+        )
     ranks = sorted(job.rank_steps)
     note = "one value per rank, in order of rank"
-    found.append(series_evidence("last step", "step", [job.progress_ns] * len(ranks), [job.rank_steps[r] for r in ranks], note=note))
+    found.append(
+        series_evidence(
+            "last step", "step", [job.progress_ns] * len(ranks), [job.rank_steps[r] for r in ranks], note=note
+        )
+    )
     return tuple(found)

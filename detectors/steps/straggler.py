@@ -136,7 +136,9 @@ class StragglerDetector(Detector):
     @classmethod
     def example(cls) -> Example:
         """Rank 2 computes 40 ms longer from second 40 on."""
-        frames = SyntheticCluster(seed=1).frames(60, lambda second: Scene(compute_ms={2: 40.0}) if second >= 40 else None)
+        frames = SyntheticCluster(seed=1).frames(
+            60, lambda second: Scene(compute_ms={2: 40.0}) if second >= 40 else None
+        )
         return Example(frames, "compute_slow", node_entity(2))
 
     def snapshot(self) -> bytes:
@@ -146,7 +148,9 @@ class StragglerDetector(Detector):
         self._state = decode_state(payload, State)
 
     def _forget_old_jobs(self, now_ns: int) -> None:
-        for job in [name for name, state in self._state.jobs.items() if now_ns - state.assembly.last_heard_ns > _JOB_SILENCE_NS]:
+        for job in [
+            name for name, state in self._state.jobs.items() if now_ns - state.assembly.last_heard_ns > _JOB_SILENCE_NS
+        ]:
             del self._state.jobs[job]
 
     def _take_in(self, state: JobState, report: StepReport, now_ns: int) -> None:
@@ -265,7 +269,9 @@ class StragglerDetector(Detector):
             return
         excess = step_excess(steps) - state.usual.excess
         step_ms = state.usual.step_ms
-        limit = np.maximum(8.0 * state.usual.limit_scale(step_ms), max(0.6 * step_ms, 1.5 * float(np.median(state.spike_ms))))
+        limit = np.maximum(
+            8.0 * state.usual.limit_scale(step_ms), max(0.6 * step_ms, 1.5 * float(np.median(state.spike_ms)))
+        )
         for row, rank in np.argwhere(np.nan_to_num(excess) > limit):
             local = float(excess[row, rank])
             data = float(np.nan_to_num(steps[row].values[DATA, rank])) > 0.5 * local
@@ -279,7 +285,11 @@ class StragglerDetector(Detector):
         counts = np.bincount([stall.rank for stall in state.stalls], minlength=len(state.keys))
         rank = int(np.argmax(counts))
         mine = [stall for stall in state.stalls if stall.rank == rank]
-        if not mine or block.end_ns - mine[-1].at_ns > _FRESH_NS or len(mine) < self.settings.stall_share * len(state.stalls):
+        if (
+            not mine
+            or block.end_ns - mine[-1].at_ns > _FRESH_NS
+            or len(mine) < self.settings.stall_share * len(state.stalls)
+        ):
             return []
         if len(counts) * chance_of(len(mine), len(state.stalls), 1.0 / len(counts)) > self.settings.stall_risk:
             return []
@@ -297,7 +307,9 @@ class StragglerDetector(Detector):
             state.slow_since_ns = 0
             return []
         state.slow_since_ns = state.slow_since_ns or block.start_ns
-        if block.end_ns - state.slow_since_ns < self.settings.job_slow_s * NS_PER_S or any(b.rank >= 0 for b in state.blames.values()):
+        if block.end_ns - state.slow_since_ns < self.settings.job_slow_s * NS_PER_S or any(
+            b.rank >= 0 for b in state.blames.values()
+        ):
             return []
         excess = block.step_ms - state.usual.step_ms
         return self._open(state, Blame("job_slow", "", -1, state.slow_since_ns, excess, False), block)
@@ -321,7 +333,9 @@ class StragglerDetector(Detector):
                     verdicts.append(self._say(state, blame, block, clears=True))
             else:
                 blame.calm_since_ns = 0
-                if block.end_ns - blame.said_ns >= self.settings.restate_s * NS_PER_S and self._goes_on(state, blame, block):
+                if block.end_ns - blame.said_ns >= self.settings.restate_s * NS_PER_S and self._goes_on(
+                    state, blame, block
+                ):
                     blame.said_ns = block.end_ns
                     verdicts.append(self._say(state, blame, block))
         return verdicts
@@ -335,7 +349,9 @@ class StragglerDetector(Detector):
 
     def _goes_on(self, state: JobState, blame: Blame, block: Block) -> bool:
         """Whether this very block supports the opinion (a pause between bursts neither supports nor clears it)."""
-        return not blame.stalling or any(stall.rank == blame.rank and block.end_ns - stall.at_ns < _FRESH_NS for stall in state.stalls)
+        return not blame.stalling or any(
+            stall.rank == blame.rank and block.end_ns - stall.at_ns < _FRESH_NS for stall in state.stalls
+        )
 
     def _forget_run(self, state: JobState, blame: Blame) -> None:
         if blame.rank >= 0:
@@ -352,7 +368,9 @@ class StragglerDetector(Detector):
 
     def _say(self, state: JobState, blame: Blame, block: Block, clears: bool = False) -> Verdict:
         assembly = state.assembly
-        entity = Entity(EntityKind.NODE, blame.node, blame.node) if blame.rank >= 0 else Entity(EntityKind.JOB, assembly.job)
+        entity = (
+            Entity(EntityKind.NODE, blame.node, blame.node) if blame.rank >= 0 else Entity(EntityKind.JOB, assembly.job)
+        )
         share = blame.excess_ms / max(block.step_ms, blame.excess_ms, 1e-9)
         text = _text(state, blame, block, clears)
         return self.verdict(
@@ -426,12 +444,16 @@ def _text(state: JobState, blame: Blame, block: Block, clears: bool) -> str:
 
 def _evidence(state: JobState, blame: Blame) -> tuple[Evidence, ...]:
     times = [block.end_ns for block in state.blocks]
-    steps = series_evidence("job step time", "ms", times, [block.step_ms for block in state.blocks], high=state.usual.step_ms, limit=24)
+    steps = series_evidence(
+        "job step time", "ms", times, [block.step_ms for block in state.blocks], high=state.usual.step_ms, limit=24
+    )
     if blame.rank < 0:
         return (steps,)
     rank, usual = blame.rank, float(state.usual.excess[blame.rank])
     band = 3.0 * float(state.usual.limit_scale(state.usual.step_ms)[rank])
     local = series_evidence(f"local time of rank {rank} above its peers", "ms", times, [b.excess[rank] for b in state.blocks],
                             usual - band, usual + band, limit=24)  # fmt: skip
-    wait = series_evidence(f"wait of rank {rank} above its peers", "ms", times, [b.wait_excess[rank] for b in state.blocks], limit=24)
+    wait = series_evidence(
+        f"wait of rank {rank} above its peers", "ms", times, [b.wait_excess[rank] for b in state.blocks], limit=24
+    )
     return (local, wait, steps)

@@ -23,7 +23,9 @@ from trainwarden.records import Entity, EntityKind, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import Topology
 
-_STATES = frozenset({"alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count"})
+_STATES = frozenset(
+    {"alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count"}
+)
 """Not measurements but states and positions: other detectors read them."""
 _LOADS = frozenset({"cpu_busy_ratio", "cpu_user_ratio", "cpu_system_ratio", "load1", "runnable_tasks", "psi_cpu_some_ratio",
                     "context_switches_per_s"})  # fmt: skip
@@ -131,20 +133,26 @@ class ThresholdDetector(Detector):
         starts = (table.streak[rows] >= self.settings.persist_ticks) & ~table.open[rows]
         ends = table.open[rows] & (table.calm[rows] >= self.settings.calm_ticks)
         self._excerpts(tick, matrix, table, rows, raw, expected, beyond | table.open[rows])
-        found = sorted(((float(score[r, c]) / float(limits[c]), int(r), int(c)) for r, c in np.argwhere(starts)), reverse=True)
+        found = sorted(
+            ((float(score[r, c]) / float(limits[c]), int(r), int(c)) for r, c in np.argwhere(starts)), reverse=True
+        )
         verdicts = []
         for _, row, column in found[: self.settings.per_tick]:
             table.open[rows[row], column] = True
             verdicts.append(self._verdict(tick, matrix, table, row, column, score, limits, topology, clears=False))
         for row, column in np.argwhere(ends):
             table.open[rows[row], column] = False
-            verdicts.append(self._verdict(tick, matrix, table, int(row), int(column), score, limits, topology, clears=True))
+            verdicts.append(
+                self._verdict(tick, matrix, table, int(row), int(column), score, limits, topology, clears=True)
+            )
             self._state.excerpts.pop(_key(matrix, table, int(row), int(column)), None)
         return verdicts
 
     def _excerpts(self, tick: AlignedTick, matrix: FamilyMatrix, table: Table, rows: Array, raw: Array, expected: Array,
                   watched: Array) -> None:  # fmt: skip
-        mine = {_key(matrix, table, int(row), int(column)): (int(row), int(column)) for row, column in np.argwhere(watched)}
+        mine = {
+            _key(matrix, table, int(row), int(column)): (int(row), int(column)) for row, column in np.argwhere(watched)
+        }
         for key, (row, column) in mine.items():
             excerpt = self._state.excerpts.setdefault(key, Excerpt())
             excerpt.at_ns = [*excerpt.at_ns[-19:], tick.at_ns]
@@ -162,7 +170,11 @@ class ThresholdDetector(Detector):
         excerpt = self._state.excerpts.get(_key(matrix, table, row, column), Excerpt())
         layout = topology.job_of(node)
         value = excerpt.values[-1] if excerpt.values else float("nan")
-        state = "is back within its line" if clears else f"is {value:.4g}, its history, load and peers explain {excerpt.expected:.4g}"
+        state = (
+            "is back within its line"
+            if clears
+            else f"is {value:.4g}, its history, load and peers explain {excerpt.expected:.4g}"
+        )
         times = excerpt.at_ns or [tick.at_ns]
         note = f"expected {excerpt.expected:.4g}; score {score[row, column]:.1f}, line {limits[column]:.1f}"
         name, unit = f"{matrix.family}.{metric} of {node}/{device}", metric.rpartition("_")[2]
@@ -238,7 +250,9 @@ def _score(residual: Array, common: Array, spread: Array) -> Array:
     """Distance from history or from the peers' common movement, whichever is smaller; 0 when the two disagree in direction."""
     against_peers = residual - common
     agree = np.sign(residual) == np.sign(against_peers)
-    return np.asarray(np.where(agree | ~np.isfinite(residual), np.minimum(np.abs(residual), np.abs(against_peers)), 0.0) / spread)
+    return np.asarray(
+        np.where(agree | ~np.isfinite(residual), np.minimum(np.abs(residual), np.abs(against_peers)), 0.0) / spread
+    )
 
 
 def _back(metric: str, value: float) -> float:

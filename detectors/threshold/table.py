@@ -75,8 +75,12 @@ class Table(msgspec.Struct):
     def spread_of(self, rows: Array) -> Array:
         """Usual spread with its floor: no series is steadier than its unit allows."""
         relative = _RELATIVE_FLOOR * np.abs(self.place[rows]).max(axis=2)
-        floor = np.array([_LOG_FLOOR if is_logarithmic(m) else _RATIO_FLOOR if m.endswith("_ratio") else 1e-6 for m in self.metrics])
-        return np.asarray(np.maximum(np.maximum(self.spread[rows], floor), np.where(floor == _LOG_FLOOR, 0.0, relative)))
+        floor = np.array(
+            [_LOG_FLOOR if is_logarithmic(m) else _RATIO_FLOOR if m.endswith("_ratio") else 1e-6 for m in self.metrics]
+        )
+        return np.asarray(
+            np.maximum(np.maximum(self.spread[rows], floor), np.where(floor == _LOG_FLOOR, 0.0, relative))
+        )
 
     def learn(self, rows: Array, values: Array, residual: Array, phase: Array, load: Array, weight: Array) -> None:
         """Move place, spread and slope towards the newest values; `weight` is zero where nothing may be learnt."""
@@ -86,7 +90,9 @@ class Table(msgspec.Struct):
         away = np.where(known, np.where(young, residual, np.clip(residual, -bound, bound)), 0.0)
         first = known & (self.placed[rows, :, phase] == 0)
         gain = np.maximum(weight, 1.0 / (self.placed[rows, :, phase] + 1.0)) * known
-        self.place[rows, :, phase] = np.where(first, np.where(known, values, 0.0), self.place[rows, :, phase] + gain * away)
+        self.place[rows, :, phase] = np.where(
+            first, np.where(known, values, 0.0), self.place[rows, :, phase] + gain * away
+        )
         self.placed[rows, :, phase] = np.minimum(self.placed[rows, :, phase] + known, 1e6)
         gain = np.maximum(weight, 1.0 / (self.seen[rows] + 1.0)) * known
         step = _SCALE_OF_MEAN_DEVIATION * np.abs(away) - self.spread[rows]
@@ -118,13 +124,17 @@ class Table(msgspec.Struct):
         counted = usable.sum(axis=0)
         beyond = usable & (score > self.level)
         share = beyond.sum(axis=0) / np.maximum(counted, 1)
-        self.level = np.clip(self.level + np.where(counted > 0, 0.25 * (share - TAIL_SHARE), 0.0), 1.5, 8.0).astype(np.float32)
+        self.level = np.clip(self.level + np.where(counted > 0, 0.25 * (share - TAIL_SHARE), 0.0), 1.5, 8.0).astype(
+            np.float32
+        )
         came_back = usable & (score <= limits) & (self.streak[rows] > 0)
         for row, column in np.argwhere((beyond & (score <= limits)) | came_back):
             slot = int(self.tail_seen[column]) % TAIL_KEPT
             height = float(limits[column]) if came_back[row, column] else float(score[row, column])
             self.tail[column, slot] = max(0.0, height - float(self.level[column]))
-            self.tail_seen[column] = self.tail_seen[column] + 1 if self.tail_seen[column] < 1e6 else TAIL_KEPT + slot + 1
+            self.tail_seen[column] = (
+                self.tail_seen[column] + 1 if self.tail_seen[column] < 1e6 else TAIL_KEPT + slot + 1
+            )
 
     def _add_entities(self, new: list[tuple[str, str]]) -> None:
         count, width = len(new), len(self.metrics)
@@ -156,7 +166,19 @@ class Table(msgspec.Struct):
         if keep.all():
             return
         self.entities = [entity for entity, kept in zip(self.entities, keep.tolist(), strict=True) if kept]
-        for name in ("place", "placed", "spread", "seen", "cov", "streak", "calm", "open", "var", "mean_load", "absent"):
+        for name in (
+            "place",
+            "placed",
+            "spread",
+            "seen",
+            "cov",
+            "streak",
+            "calm",
+            "open",
+            "var",
+            "mean_load",
+            "absent",
+        ):
             setattr(self, name, getattr(self, name)[keep])
 
 

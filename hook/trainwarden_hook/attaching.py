@@ -72,10 +72,16 @@ def _restore(job: Job, mine: Candidate, model: Any, optimizer: Any, stateful: Ma
         _all_or_nobody(problem)
         job.start_step, job.restored_from = restored.step, restored.source
         log.info("restored step %d from %s", restored.step, restored.source)
-    job.sender.send("restore", {
-        **job.environment.identity(), "step": job.start_step, "from": job.restored_from, "ok": True,
-        "refused": len(job.refused) or None,
-    })
+    job.sender.send(
+        "restore",
+        {
+            **job.environment.identity(),
+            "step": job.start_step,
+            "from": job.restored_from,
+            "ok": True,
+            "refused": len(job.refused) or None,
+        },
+    )
 
 
 def _load(job: Job, restored: Restored, model: Any, optimizer: Any, stateful: Mapping[str, Any]) -> str:
@@ -119,9 +125,11 @@ def _all_or_nobody(problem: str) -> None:
 def _state_of(job: Job, model: Any, optimizer: Any, stateful: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     def state() -> dict[str, Any]:
         return {
-            "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
             "stateful": {name: part.state_dict() for name, part in stateful.items()},
-            "random": randomness.capture(), "extra": dict(job.extra),
+            "random": randomness.capture(),
+            "extra": dict(job.extra),
         }
 
     return state

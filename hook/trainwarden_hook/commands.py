@@ -14,8 +14,15 @@ from trainwarden_hook.warden_state import Memory, StateFile
 
 VERBS = ("world", "stop", "admit", "save", "kill", "status")
 KINDS: dict[str, type] = {
-    "id": str, "verb": str, "node": str, "job": str, "nonce": str,
-    "fence": int, "issued_at_ns": int, "expires_at_ns": int, "args": dict,
+    "id": str,
+    "verb": str,
+    "node": str,
+    "job": str,
+    "nonce": str,
+    "fence": int,
+    "issued_at_ns": int,
+    "expires_at_ns": int,
+    "args": dict,
 }
 HTTP_OK, HTTP_MALFORMED, HTTP_FORBIDDEN, HTTP_REFUSED = 200, 400, 401, 409
 MAX_CLOCK_SKEW_NS = 30_000_000_000
@@ -89,8 +96,12 @@ class Gate:
     """
 
     def __init__(
-        self, secret: bytes, memory: Memory, file: StateFile,
-        execute: Callable[[Command], Answer], now_ns: Callable[[], int],
+        self,
+        secret: bytes,
+        memory: Memory,
+        file: StateFile,
+        execute: Callable[[Command], Answer],
+        now_ns: Callable[[], int],
     ) -> None:
         self._secret = secret
         self._memory = memory
@@ -150,7 +161,11 @@ class Gate:
         self._file.save(memory)
 
     def _run(self, command: Command) -> tuple[int, Answer]:
-        outcome: Answer = {"status": "failed", "reason": "the warden failed while carrying the command out", "result": {}}
+        outcome: Answer = {
+            "status": "failed",
+            "reason": "the warden failed while carrying the command out",
+            "result": {},
+        }
         try:
             outcome = self._execute(command)
         finally:

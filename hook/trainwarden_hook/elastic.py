@@ -32,7 +32,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from trainwarden_hook.workers import Worker, Workers
 
-__all__ = ["Agent", "CalledOff", "FreeRendezvous", "Interrupted", "OrderedRendezvous", "SignalException", "quiet_hostname"]
+__all__ = [
+    "Agent",
+    "CalledOff",
+    "FreeRendezvous",
+    "Interrupted",
+    "OrderedRendezvous",
+    "SignalException",
+    "quiet_hostname",
+]
 POLL_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 STORE_TIMEOUT_S = 60.0
@@ -94,7 +102,10 @@ class _Rendezvous(RendezvousHandler):
         port = 0
         if rank == 0:
             self._worker_store = dist.TCPStore(
-                self._local_addr, 0, is_master=True, wait_for_workers=False,
+                self._local_addr,
+                0,
+                is_master=True,
+                wait_for_workers=False,
                 timeout=timedelta(seconds=STORE_TIMEOUT_S),
             )
             port = self._worker_store.port
@@ -116,8 +127,15 @@ class OrderedRendezvous(_Rendezvous):
     """
 
     def __init__(
-        self, endpoint: tuple[str, int], run_id: str, members: list[str], node: str,
-        generation: int, check: Check, local_addr: str, join_timeout_s: float,
+        self,
+        endpoint: tuple[str, int],
+        run_id: str,
+        members: list[str],
+        node: str,
+        generation: int,
+        check: Check,
+        local_addr: str,
+        join_timeout_s: float,
     ) -> None:
         super().__init__(run_id, check, local_addr)
         self._endpoint = endpoint
@@ -251,8 +269,12 @@ class Agent(SimpleElasticAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, rendezvous: _Rendezvous, workers: Workers,
-        launch: Callable[[Worker, dict[str, str]], None], on_world: Callable[[int, list[str]], None],
+        self,
+        spec: WorkerSpec,
+        rendezvous: _Rendezvous,
+        workers: Workers,
+        launch: Callable[[Worker, dict[str, str]], None],
+        on_world: Callable[[int, list[str]], None],
         exit_barrier_s: float,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout=exit_barrier_s, shutdown_timeout=1)
@@ -280,7 +302,8 @@ class Agent(SimpleElasticAgent):
         ended = [worker for worker in self._workers.current if worker.exit_code is not None]
         failed = {
             worker.rank: ProcessFailure(worker.local_rank, worker.pid, worker.exit_code or 0, "")
-            for worker in ended if worker.exit_code != 0
+            for worker in ended
+            if worker.exit_code != 0
         }
         if failed:
             return RunResult(state=WorkerState.FAILED, failures=failed)

@@ -56,6 +56,10 @@ class Environment:
     def identity(self) -> dict[str, object]:
         """The fields that open every datagram of this process."""
         return {
-            "job": self.job, "generation": self.generation, "node": self.node,
-            "rank": self.rank, "world": self.world, "pid": os.getpid(),
+            "job": self.job,
+            "generation": self.generation,
+            "node": self.node,
+            "rank": self.rank,
+            "world": self.world,
+            "pid": os.getpid(),
         }

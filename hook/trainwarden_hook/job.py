@@ -39,7 +39,9 @@ class StepScope:
         self._job.enter_step(self._step)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self._job.leave_step()
 
@@ -111,9 +113,14 @@ class Job:
     def open(self) -> None:
         """Say hello to the collector and open the mailbox."""
         environment = self.environment
-        self.sender.send("hello", {
-            **environment.identity(), "local_rank": environment.local_rank, "at_ns": time.time_ns(),
-        })
+        self.sender.send(
+            "hello",
+            {
+                **environment.identity(),
+                "local_rank": environment.local_rank,
+                "at_ns": time.time_ns(),
+            },
+        )
         if environment.mailbox_path:
             self.mailbox.open(environment.mailbox_path, environment.rank, environment.generation)
 
@@ -213,17 +220,31 @@ class Job:
 
     def on_save(self, report: SaveReport) -> None:
         """Tell collector and launcher what became of a save."""
-        self.sender.send("save", {
-            **self.environment.identity(), "step": report.step, "bytes": report.size_bytes, "stall_ms": report.stall_ms,
-            "persist_ms": report.persist_ms, "where": report.where, "ok": report.ok, "error": report.error,
-        })
+        self.sender.send(
+            "save",
+            {
+                **self.environment.identity(),
+                "step": report.step,
+                "bytes": report.size_bytes,
+                "stall_ms": report.stall_ms,
+                "persist_ms": report.persist_ms,
+                "where": report.where,
+                "ok": report.ok,
+                "error": report.error,
+            },
+        )
         if not report.ok:
             log.warning("save of step %d to %s: %s", report.step, report.where, report.error)
         if report.where == "memory" and report.step == self._commanded:
-            self.mailbox.tell_saved({
-                "step": report.step, "ok": report.ok, "error": report.error,
-                "stall_ms": report.stall_ms, "bytes": report.size_bytes,
-            })
+            self.mailbox.tell_saved(
+                {
+                    "step": report.step,
+                    "ok": report.ok,
+                    "error": report.error,
+                    "stall_ms": report.stall_ms,
+                    "bytes": report.size_bytes,
+                }
+            )
 
     # -- the end
 
@@ -239,7 +260,6 @@ class Job:
         self.guard("drain", self.recorder.drain)
         self.sender.send("bye", {**self.environment.identity(), "reason": reason, "errors": sum(self.errors.values())})
         self.mailbox.close()
-
 
     def _give_memory_back(self) -> None:
         """Under our launcher the segments are its to remove; elsewhere nobody else would."""
@@ -274,8 +294,13 @@ def init_process_group(backend: str | None = None, timeout_s: float | None = Non
 
 
 def attach(
-    model: Any, optimizer: Any, *, checkpoint_every: int = 0,
-    stateful: Mapping[str, Any] | None = None, extra: dict[str, Any] | None = None, persist: str = "node",
+    model: Any,
+    optimizer: Any,
+    *,
+    checkpoint_every: int = 0,
+    stateful: Mapping[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+    persist: str = "node",
 ) -> Job:
     """Connect a model and its optimizer: gradient hook, saves, and the restore of the newest good save.
 
@@ -320,5 +345,3 @@ def step(number: int | None = None) -> StepScope:
         _plain.append(job)
     job = _plain[0]
     return job.step(job.recorder.step + 1 if number is None else number)
-
-

@@ -40,7 +40,9 @@ class LauncherProcess:
     def __init__(self, command: list[str], node: str, job: str, run_dir: str) -> None:
         self._command = command
         self._own = {
-            "TRAINWARDEN_NODE": node, "TRAINWARDEN_JOB": job, "TRAINWARDEN_RUN_DIR": run_dir,
+            "TRAINWARDEN_NODE": node,
+            "TRAINWARDEN_JOB": job,
+            "TRAINWARDEN_RUN_DIR": run_dir,
             "TRAINWARDEN_WARDEN": os.path.join(run_dir, "warden.sock"),
         }
         self._log_path = os.path.join(run_dir, "launcher.log")
@@ -87,8 +89,12 @@ class LauncherProcess:
         """
         with self._lock, open(self._log_path, "ab") as out:
             self._child = subprocess.Popen(
-                self._command, env={**os.environ, **self._own}, stdout=out, stderr=out,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                self._command,
+                env={**os.environ, **self._own},
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
             with open(self._pid_path, "w", encoding="utf-8") as file:
                 json.dump([self._child.pid, start_ticks(self._child.pid)], file)

@@ -78,8 +78,15 @@ class Buffer:
         view = self.open(HEADER_BYTES + plan.payload_bytes)
         payload = view[HEADER_BYTES : HEADER_BYTES + plan.payload_bytes]
         header = Header(
-            step, stamp.world, stamp.rank, stamp.generation, len(plan.index), plan.payload_bytes,
-            zlib.crc32(payload), stamp.fingerprint, time.time_ns(),
+            step,
+            stamp.world,
+            stamp.rank,
+            stamp.generation,
+            len(plan.index),
+            plan.payload_bytes,
+            zlib.crc32(payload),
+            stamp.fingerprint,
+            time.time_ns(),
         )
         with self.lock:
             if self.writing != ticket:

@@ -76,13 +76,25 @@ def _add_own(own: argparse._ArgumentGroup) -> None:
     own.add_argument("--checkpoint-dir", default="", help="persisted checkpoints; default: none but memory")
     own.add_argument("--socket", default="", help="the collector's datagram socket; default: $TRAINWARDEN_SOCKET")
     own.add_argument("--warden", default="", help="the warden's socket (set by the warden)")
-    own.add_argument("--order-timeout", type=float, default=30.0, metavar="S", help="wait for an order before restarting alone")
-    own.add_argument("--start-wait", type=float, default=60.0, metavar="S", help="wait for MAX nodes at the first start")
-    own.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="wait for the members of an ordered world")
+    own.add_argument(
+        "--order-timeout", type=float, default=30.0, metavar="S", help="wait for an order before restarting alone"
+    )
+    own.add_argument(
+        "--start-wait", type=float, default=60.0, metavar="S", help="wait for MAX nodes at the first start"
+    )
+    own.add_argument(
+        "--join-timeout", type=float, default=60.0, metavar="S", help="wait for the members of an ordered world"
+    )
     own.add_argument("--grace", type=float, default=1.0, metavar="S", help="between SIGTERM and SIGKILL of a worker")
-    own.add_argument("--exit-barrier", type=float, default=15.0, metavar="S", help="wait for other nodes at a clean end")
-    own.add_argument("--pg-timeout", type=int, default=60, metavar="S", help="time-out used by trainwarden_hook.init_process_group")
-    own.add_argument("--preload", default=PRELOAD, metavar="MODULE,...", help="imported once, before the workers are forked")
+    own.add_argument(
+        "--exit-barrier", type=float, default=15.0, metavar="S", help="wait for other nodes at a clean end"
+    )
+    own.add_argument(
+        "--pg-timeout", type=int, default=60, metavar="S", help="time-out used by trainwarden_hook.init_process_group"
+    )
+    own.add_argument(
+        "--preload", default=PRELOAD, metavar="MODULE,...", help="imported once, before the workers are forked"
+    )
     own.add_argument("--fresh-interpreter", action="store_true", help="start each worker as a new interpreter (slower)")
 
 
@@ -142,7 +154,9 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
     for flag in ("nproc_per_node", "monitor_interval", "order_timeout", "join_timeout", "pg_timeout"):
         _positive(getattr(given, flag), "--" + flag.replace("_", "-"))
     if not given.standalone and not given.rdzv_endpoint:
-        raise UsageError("no --rdzv-endpoint given; expected HOST:PORT of trainwarden-rendezvous, or --standalone for one node")
+        raise UsageError(
+            "no --rdzv-endpoint given; expected HOST:PORT of trainwarden-rendezvous, or --standalone for one node"
+        )
     if given.standalone and high != 1:
         raise UsageError(f"--standalone is for one node but --nnodes is {given.nnodes}; give --rdzv-endpoint instead")
     endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(given.rdzv_endpoint, "--rdzv-endpoint")
@@ -150,15 +164,29 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
         setattr(given, name, getattr(given, name) or environment.get(f"TRAINWARDEN_{name.upper()}", ""))
     job = given.job or "job"
     return Options(
-        job=job, node=given.node or socket.gethostname(),
-        min_nodes=low, max_nodes=high, workers_per_node=given.nproc_per_node,
-        endpoint=endpoint, standalone=given.standalone, rdzv_id=given.rdzv_id or job,
-        rdzv_conf=parse_conf(given.rdzv_conf), local_addr=given.local_addr or address_towards(*endpoint),
-        max_restarts=given.max_restarts, monitor_interval_s=given.monitor_interval,
-        order_timeout_s=given.order_timeout, start_wait_s=given.start_wait, join_timeout_s=given.join_timeout,
-        grace_s=given.grace, exit_barrier_s=given.exit_barrier, pg_timeout_s=given.pg_timeout,
-        run_dir=given.run_dir, checkpoint_dir=given.checkpoint_dir,
-        socket_path=given.socket, warden_path=given.warden,
-        preload=tuple(filter(None, given.preload.split(","))), fresh_interpreter=given.fresh_interpreter,
+        job=job,
+        node=given.node or socket.gethostname(),
+        min_nodes=low,
+        max_nodes=high,
+        workers_per_node=given.nproc_per_node,
+        endpoint=endpoint,
+        standalone=given.standalone,
+        rdzv_id=given.rdzv_id or job,
+        rdzv_conf=parse_conf(given.rdzv_conf),
+        local_addr=given.local_addr or address_towards(*endpoint),
+        max_restarts=given.max_restarts,
+        monitor_interval_s=given.monitor_interval,
+        order_timeout_s=given.order_timeout,
+        start_wait_s=given.start_wait,
+        join_timeout_s=given.join_timeout,
+        grace_s=given.grace,
+        exit_barrier_s=given.exit_barrier,
+        pg_timeout_s=given.pg_timeout,
+        run_dir=given.run_dir,
+        checkpoint_dir=given.checkpoint_dir,
+        socket_path=given.socket,
+        warden_path=given.warden,
+        preload=tuple(filter(None, given.preload.split(","))),
+        fresh_interpreter=given.fresh_interpreter,
         script=_script(given.script),
     )

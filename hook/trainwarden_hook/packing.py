@@ -51,8 +51,18 @@ class Header:
     def encode(self) -> bytes:
         """One page, ending the save."""
         body = _HEADER.pack(
-            MAGIC, VERSION, 0, self.step, self.world, self.rank, self.generation,
-            self.index_bytes, self.payload_bytes, self.payload_crc, self.fingerprint, self.saved_at_ns,
+            MAGIC,
+            VERSION,
+            0,
+            self.step,
+            self.world,
+            self.rank,
+            self.generation,
+            self.index_bytes,
+            self.payload_bytes,
+            self.payload_crc,
+            self.fingerprint,
+            self.saved_at_ns,
         )
         return (body + _CHECK.pack(zlib.crc32(body))).ljust(HEADER_BYTES, b"\x00")
 
@@ -128,7 +138,9 @@ class Plan:
             if value.ndim == 0:
                 return self._encode(value.item(), at)
             return {"n": self._place(torch.from_numpy(value))}
-        raise TypeError(f"{at} is a {type(value).__name__}, which a checkpoint cannot hold; give tensors, numbers, texts")
+        raise TypeError(
+            f"{at} is a {type(value).__name__}, which a checkpoint cannot hold; give tensors, numbers, texts"
+        )
 
     def _place(self, tensor: torch.Tensor) -> list[Any]:
         size = tensor.numel() * tensor.element_size()

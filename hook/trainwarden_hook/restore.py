@@ -60,7 +60,10 @@ def _from_buffer(buffer: Buffer, fingerprint: int | None) -> tuple[Header, memor
 
 
 def _consider(
-    best: Candidate, source: str, where: str, max_step: int | None,
+    best: Candidate,
+    source: str,
+    where: str,
+    max_step: int | None,
     read: Callable[[], tuple[Header, memoryview] | None],
 ) -> None:
     try:

@@ -37,7 +37,9 @@ class Phase:
     def __enter__(self) -> None:
         self._entered_ns = now_ns()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         left_ns = now_ns()
         self._recorder.parts[self._index] += left_ns - self._entered_ns
         if self._index == BACKWARD:
@@ -61,7 +63,9 @@ class Row:
 
     def body(self) -> bytes:
         """The datagram; a number that has not arrived is absent."""
-        tail = _number("loss", self.loss) + _number("grad_norm_local", self.norm_local) + _number("grad_norm", self.norm)
+        tail = (
+            _number("loss", self.loss) + _number("grad_norm_local", self.norm_local) + _number("grad_norm", self.norm)
+        )
         return f"{self.head}{tail}}}".encode()
 
 
@@ -249,10 +253,16 @@ class StepRecorder:
 
     def send_evaluation(self, start_wall_ns: int, duration_ns: int) -> None:
         """One datagram for a finished evaluation."""
-        self._sender.send("step", {
-            **self._identity, "step": self.step, "phase": "eval", "start_ns": start_wall_ns,
-            "duration_ms": duration_ns / NS_PER_MS,
-        })
+        self._sender.send(
+            "step",
+            {
+                **self._identity,
+                "step": self.step,
+                "phase": "eval",
+                "start_ns": start_wall_ns,
+                "duration_ms": duration_ns / NS_PER_MS,
+            },
+        )
 
     def send_phase(self, phase: str) -> None:
         """Announce that something slower than a training step begins."""

@@ -120,10 +120,18 @@ class Supervisor:
         return f"{base}.out", f"{base}.err"
 
     def _on_exit(self, worker: Worker) -> None:
-        self.sender.send("exit", {
-            "job": self.options.job, "generation": worker.generation, "node": self.options.node,
-            "rank": worker.rank, "pid": worker.pid, "exit_code": worker.exit_code, "at_ns": time.time_ns(),
-        })
+        self.sender.send(
+            "exit",
+            {
+                "job": self.options.job,
+                "generation": worker.generation,
+                "node": self.options.node,
+                "rank": worker.rank,
+                "pid": worker.pid,
+                "exit_code": worker.exit_code,
+                "at_ns": time.time_ns(),
+            },
+        )
         log.info("rank %d (process %d) ended with %s", worker.rank, worker.pid, worker.exit_code)
         self.on_change.set()
 
@@ -156,7 +164,11 @@ class Supervisor:
     def command(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
         """Carry one command out; the answer has ``status``, ``reason`` and ``result``."""
         actions = {
-            "world": self._world, "stop": self._stop, "kill": self._kill, "save": self._save, "status": self._status,
+            "world": self._world,
+            "stop": self._stop,
+            "kill": self._kill,
+            "save": self._save,
+            "status": self._status,
         }
         action = actions.get(verb)
         if action is None:
@@ -236,14 +248,23 @@ class Supervisor:
         """State, generation, members and ranks as status shows them."""
         steps = self.trainers.last_steps() if with_steps else {}
         ranks = [
-            {"rank": worker.rank, "local_rank": worker.local_rank, "pid": worker.pid,
-             "last_step": steps.get(worker.rank), "alive": worker.alive, "exit_code": worker.exit_code}
+            {
+                "rank": worker.rank,
+                "local_rank": worker.local_rank,
+                "pid": worker.pid,
+                "last_step": steps.get(worker.rank),
+                "alive": worker.alive,
+                "exit_code": worker.exit_code,
+            }
             for worker in list(self.workers.current)
         ]
         with self.shared.changed:
             return {
-                "state": self.shared.state, "generation": self.shared.generation,
-                "members": list(self.shared.members), "ranks": ranks, "pid": os.getpid(),
+                "state": self.shared.state,
+                "generation": self.shared.generation,
+                "members": list(self.shared.members),
+                "ranks": ranks,
+                "pid": os.getpid(),
             }
 
 

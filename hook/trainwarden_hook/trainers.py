@@ -95,9 +95,7 @@ class Trainers:
         self._listener.close()
 
 
-def _commit_result(
-    expected: list[int], step: int, saved: dict[int, Message], late: dict[int, int]
-) -> Message:
+def _commit_result(expected: list[int], step: int, saved: dict[int, Message], late: dict[int, int]) -> Message:
     good = {rank: report for rank, report in saved.items() if report.get("ok")}
     return {
         "steps": {str(rank): step for rank in sorted(good)},

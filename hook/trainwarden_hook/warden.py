@@ -185,11 +185,14 @@ class Warden:
             told = reply["result"] if reply else told
         running = self._process.pid is not None
         return {
-            "node": self.memory.node, "job": self.memory.job, "state": self._state(told, running),
+            "node": self.memory.node,
+            "job": self.memory.job,
+            "state": self._state(told, running),
             "generation": int(told.get("generation", self.memory.generation) or self.memory.generation),
             "members": told.get("members", []),
             "ranks": told.get("ranks", []) if running else [],
-            "launcher_pid": self._process.pid, "fence": self.memory.fence,
+            "launcher_pid": self._process.pid,
+            "fence": self.memory.fence,
             "exclusions": [{"node": self.memory.node, "reason": self.memory.excluded}] if self.memory.excluded else [],
             "reason": self._failed,
         }
@@ -256,10 +259,18 @@ class Warden:
         """A launcher that dies takes its workers along and cannot report them itself."""
         for rank in self._told.get("ranks", []):
             if rank.get("alive"):
-                self._sender.send("exit", {
-                    "job": self.memory.job, "generation": self._told.get("generation"), "node": self.memory.node,
-                    "rank": rank["rank"], "pid": rank["pid"], "exit_code": -int(signal.SIGKILL), "at_ns": time.time_ns(),
-                })
+                self._sender.send(
+                    "exit",
+                    {
+                        "job": self.memory.job,
+                        "generation": self._told.get("generation"),
+                        "node": self.memory.node,
+                        "rank": rank["rank"],
+                        "pid": rank["pid"],
+                        "exit_code": -int(signal.SIGKILL),
+                        "at_ns": time.time_ns(),
+                    },
+                )
 
     def _back_off(self) -> None:
         if time.monotonic() - self._started_at > WELL_S:
@@ -316,7 +327,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     own, dashes, launcher = list(argv), "--", []
     if dashes in own:
         cut = own.index(dashes)
-        own, launcher = own[:cut], own[cut + 1:]
+        own, launcher = own[:cut], own[cut + 1 :]
     parser = argparse.ArgumentParser(prog="trainwarden-warden", description=__doc__, epilog="-- trainwarden-run ...")
     for flag in ("--node", "--job", "--listen", "--secret-file", "--state-dir", "--run-dir"):
         parser.add_argument(flag, required=True)

@@ -22,7 +22,8 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(
-        self, address: tuple[str, int],
+        self,
+        address: tuple[str, int],
         command: Callable[[bytes, str], tuple[int, dict[str, Any]]],
         status: Callable[[], dict[str, Any]],
     ) -> None:

@@ -69,7 +69,9 @@ class StateFile:
         except FileNotFoundError:
             return Memory(node, job)
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise UsageError(f"the warden's state {self.path} cannot be read ({error}); repair it or remove it") from error
+            raise UsageError(
+                f"the warden's state {self.path} cannot be read ({error}); repair it or remove it"
+            ) from error
         if (memory.node, memory.job) != (node, job):
             raise UsageError(
                 f"the state {self.path} is of node {memory.node} and job {memory.job}, "

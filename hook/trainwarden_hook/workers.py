@@ -110,7 +110,9 @@ class Workers:
             sent = self._zygote.spawn(replace(request, key=key))
             self._changed.wait_for(lambda: worker.pid > 0 or self.zygote_lost or not sent, SPAWN_TIMEOUT_S)
             if worker.pid == 0:
-                raise RuntimeError(f"the worker for local rank {worker.local_rank} could not be started: the zygote is gone")
+                raise RuntimeError(
+                    f"the worker for local rank {worker.local_rank} could not be started: the zygote is gone"
+                )
 
     def kill(self, rank: int) -> int | None:
         """SIGKILL the live worker of ``rank``; its pid, or ``None`` if it is not here or has ended."""

@@ -77,7 +77,8 @@ class WardenLink:
         # In a thread of its own: a save waits seconds and a kill must not wait behind it.
         threading.Thread(
             target=lambda: peer.answer(message, self._supervisor.command(str(verb), dict(args or {}))),  # type: ignore[call-overload]
-            name="trainwarden-command", daemon=True,
+            name="trainwarden-command",
+            daemon=True,
         ).start()
         return None
 
@@ -210,8 +211,14 @@ class Runner:
         self._supervisor.max_step = order.max_step
         self._supervisor.enter("starting", members=order.members)
         self._ordered = OrderedRendezvous(
-            self._endpoint, order.rendezvous_id, order.members, options.node, order.generation,
-            self._check, options.local_addr, options.join_timeout_s,
+            self._endpoint,
+            order.rendezvous_id,
+            order.members,
+            options.node,
+            order.generation,
+            self._check,
+            options.local_addr,
+            options.join_timeout_s,
         )
         return self._ordered
 
@@ -226,10 +233,17 @@ class Runner:
             host, port = self._endpoint
             self._free = FreeRendezvous(
                 RendezvousParameters(
-                    "c10d", f"{host}:{port}", f"{options.rdzv_id}.free", options.min_nodes, options.max_nodes,
-                    options.local_addr, **options.rdzv_conf,
+                    "c10d",
+                    f"{host}:{port}",
+                    f"{options.rdzv_id}.free",
+                    options.min_nodes,
+                    options.max_nodes,
+                    options.local_addr,
+                    **options.rdzv_conf,
                 ),
-                self._check, options.node, generation,
+                self._check,
+                options.node,
+                generation,
             )
         self._free.generation = max(generation, self._free.generation)
         return self._free
@@ -237,9 +251,13 @@ class Runner:
     def _agent(self, meeting: OrderedRendezvous | FreeRendezvous, order: Order | None) -> Agent:
         options = self._options
         spec = WorkerSpec(
-            role="trainer", local_world_size=options.workers_per_node, rdzv_handler=meeting,
-            entrypoint=os.path.basename(options.script[0]), max_restarts=0,
-            monitor_interval=options.monitor_interval_s, local_addr=options.local_addr,
+            role="trainer",
+            local_world_size=options.workers_per_node,
+            rdzv_handler=meeting,
+            entrypoint=os.path.basename(options.script[0]),
+            max_restarts=0,
+            monitor_interval=options.monitor_interval_s,
+            local_addr=options.local_addr,
         )
         return Agent(
             spec, meeting, self._supervisor.workers, self._supervisor.launch, self._on_world, options.exit_barrier_s

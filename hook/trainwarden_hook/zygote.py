@@ -161,9 +161,7 @@ def _tell(channel: socket.socket, event: dict[str, int]) -> None:
         channel.send(json.dumps(event).encode())
 
 
-def _accept(
-    channel: socket.socket, wake: tuple[int, int], run_worker: Callable[[Request], None]
-) -> bool:
+def _accept(channel: socket.socket, wake: tuple[int, int], run_worker: Callable[[Request], None]) -> bool:
     body = channel.recv(MAX_MESSAGE_BYTES)
     if not body:
         return False

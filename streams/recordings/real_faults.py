@@ -46,7 +46,12 @@ _PROCESS = (Metric("alive", "1", "state"), Metric("state", "1", "state"), Metric
 _NIC = (Metric("up", "1", "state"), Metric("carrier", "1", "state"), Metric("rx_bytes_per_s", "B/s"), Metric("tx_bytes_per_s", "B/s"),
         Metric("rx_packets_per_s", "1/s"), Metric("tx_packets_per_s", "1/s"),
         Metric("carrier_changes_per_s", "1/s"), Metric("role", "1", "state"))  # fmt: skip
-_HOST = (Metric("tcp_retrans_per_s", "1/s"), Metric("run_dir_free_bytes", "B"), Metric("cpu_busy_ratio", "1"), Metric("load1", "1"))
+_HOST = (
+    Metric("tcp_retrans_per_s", "1/s"),
+    Metric("run_dir_free_bytes", "B"),
+    Metric("cpu_busy_ratio", "1"),
+    Metric("load1", "1"),
+)
 _MESH = (Metric("rtt_ms", "ms"), Metric("rtt_max_ms", "ms"), Metric("sent_count", "1"), Metric("lost_count", "1"))
 _FAMILIES = {"process": _PROCESS, "nic": _NIC, "host": _HOST, "mesh": _MESH}
 _RAIL = 1.0
@@ -79,13 +84,22 @@ def runs(folder: Path) -> tuple[str, ...]:
 def labels(folder: Path, run: str) -> tuple[Label, ...]:
     """Ground truth of a run, for scoring only."""
     found = json.loads(_text(folder, f"{run}.labels.json"))["labels"]
-    return tuple(Label(entry["kind"], tuple(map(node_name, entry["nodes"])), _ns(entry["start"]), _ns(entry["end"])) for entry in found)
+    return tuple(
+        Label(entry["kind"], tuple(map(node_name, entry["nodes"])), _ns(entry["start"]), _ns(entry["end"]))
+        for entry in found
+    )
 
 
 def catalogs() -> tuple[Catalog, ...]:
     """Meaning of the columns that the stream's blocks carry."""
     return tuple(
-        Catalog(cluster=CLUSTER, catalog_id=catalog_id_of(family, metrics), family=family, source="recording", metrics=metrics)
+        Catalog(
+            cluster=CLUSTER,
+            catalog_id=catalog_id_of(family, metrics),
+            family=family,
+            source="recording",
+            metrics=metrics,
+        )
         for family, metrics in _FAMILIES.items()
     )
 
@@ -111,7 +125,9 @@ def read(folder: Path, run: str) -> list[Record]:
     _mark_end(generations, steps)
     timed: list[Record] = [*_step_records(run, steps, generations), *_node_records(run, nodes, hosts, generations)]
     timed += _topologies(run, generations)
-    timed.sort(key=lambda record: (record.observed_at_ns, type(record).__name__ != "TopologyEvent", record.node, record.seq))
+    timed.sort(
+        key=lambda record: (record.observed_at_ns, type(record).__name__ != "TopologyEvent", record.node, record.seq)
+    )
     return [*catalogs(), *timed]
 
 
@@ -223,7 +239,9 @@ def _failed_save(run: str, row: dict[str, str], attempt: int, at_ns: int, seq: i
 # --- nodes ---------------------------------------------------------------------------------------------------------------
 
 
-def _node_records(run: str, table: list[dict[str, str]], hosts: list[dict[str, str]], generations: list[_Generation]) -> Iterator[Record]:
+def _node_records(
+    run: str, table: list[dict[str, str]], hosts: list[dict[str, str]], generations: list[_Generation]
+) -> Iterator[Record]:
     """One tick per node and second out of four samples, one of the prober's, and an event where a trainer vanished between samples."""
     by_second: dict[int, dict[str, list[dict[str, str]]]] = {}
     for row in table:
@@ -287,7 +305,15 @@ def _tick(run: str, span: _Span, second: int, generations: list[_Generation], bu
         process = (float(state not in (0, 5)), float(state), span.rate("cpu_s"), span.rate("thr_ms", 1e-3))
         blocks.append(_block("process", (f"rank{rank}",), [process]))
     placements = (Placement(run, generation.attempt, rank, "cpu"),) if rank >= 0 else ()
-    return Tick(cluster=CLUSTER, node=span.node, seq=second, observed_at_ns=at_ns, boot_id=run, blocks=tuple(blocks), placements=placements)
+    return Tick(
+        cluster=CLUSTER,
+        node=span.node,
+        seq=second,
+        observed_at_ns=at_ns,
+        boot_id=run,
+        blocks=tuple(blocks),
+        placements=placements,
+    )
 
 
 def _exits(run: str, span: _Span, second: int, generations: list[_Generation]) -> Iterator[LogEvent]:
@@ -320,7 +346,9 @@ class _Hosts:
 
 
 def _block(family: str, devices: tuple[str, ...], rows: list[tuple[float, ...]]) -> Block:
-    return Block(family, catalog_id_of(family, _FAMILIES[family]), devices, pack_floats([value for row in rows for value in row]))
+    return Block(
+        family, catalog_id_of(family, _FAMILIES[family]), devices, pack_floats([value for row in rows for value in row])
+    )
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------
@@ -333,7 +361,9 @@ def _find(folder: Path, name: str) -> Path | None:
 def _text(folder: Path, name: str) -> str:
     path = _find(folder, name)
     if path is None:
-        raise RecordingError(f"{folder / name}: not found, expected it or {name}.gz: is this the folder of the recording?")
+        raise RecordingError(
+            f"{folder / name}: not found, expected it or {name}.gz: is this the folder of the recording?"
+        )
     return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
 
 

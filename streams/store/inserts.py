@@ -72,7 +72,9 @@ class Catalogs:
             try:
                 record = decode(message.value)
             except DecodeError as error:
-                LOG.warning("%s offset %d: %s", message.place, message.offset, error)  # the writer's own reading buries it
+                LOG.warning(
+                    "%s offset %d: %s", message.place, message.offset, error
+                )  # the writer's own reading buries it
                 continue
             if isinstance(record, Catalog):
                 self._known[record.catalog_id] = record
@@ -97,7 +99,9 @@ class Inserter:
         Name on dead letters.
     """
 
-    def __init__(self, client: Any, bus: Bus, cluster: str, clock: Clock, metrics: Metrics, catalog_wait_s: float = 5.0) -> None:
+    def __init__(
+        self, client: Any, bus: Bus, cluster: str, clock: Clock, metrics: Metrics, catalog_wait_s: float = 5.0
+    ) -> None:
         self._client = client
         self._clock = clock
         self._cluster = cluster
@@ -187,7 +191,13 @@ class Inserter:
         self._metrics.count("tw_dead_letters_total", topic=message.topic)
 
     def _letter_lost(self, topic: str, key: bytes, value: bytes, reason: str) -> None:
-        LOG.warning("a dead letter of %d bytes for %s (%s) was not delivered: %s", len(value), topic, key.decode(errors="replace"), reason)
+        LOG.warning(
+            "a dead letter of %d bytes for %s (%s) was not delivered: %s",
+            len(value),
+            topic,
+            key.decode(errors="replace"),
+            reason,
+        )
 
     def _send_letters(self) -> None:
         if not self._buried:

@@ -79,7 +79,16 @@ def range_of(messages: Sequence[Message]) -> Range:
     """The range of one partition's messages, in offset order."""
     first, last = messages[0], messages[-1]
     times_ms = [message.timestamp_ms for message in messages]
-    return Range(first.topic, first.partition, first.offset, last.offset + 1, hash_of(first), min(times_ms), max(times_ms), len(messages))
+    return Range(
+        first.topic,
+        first.partition,
+        first.offset,
+        last.offset + 1,
+        hash_of(first),
+        min(times_ms),
+        max(times_ms),
+        len(messages),
+    )
 
 
 class Journal:
@@ -104,7 +113,9 @@ class Journal:
             return
         token = "+".join(f"{batch.batch_id}:{state.value}" for batch, state in notes)
         with store_errors("writing the journal"):
-            self._client.insert_arrow(TABLE, table_of(self._schema, rows), settings={"insert_deduplication_token": token})
+            self._client.insert_arrow(
+                TABLE, table_of(self._schema, rows), settings={"insert_deduplication_token": token}
+            )
 
     def find(self, message: Message) -> Entry | None:
         """The batch that holds `message`, unless it was withdrawn."""

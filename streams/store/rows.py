@@ -41,7 +41,9 @@ def rows_of(record: Record, arrived_ms: int) -> Rows:
 def sample_ms(at_ns: int, arrived_ms: int) -> int:
     """`at_ns` in milliseconds; raises `DecodeError` when no clock can have shown it."""
     if not EARLIEST_NS <= at_ns <= (arrived_ms + AHEAD_MS) * NS_PER_MS:
-        raise DecodeError(f"time {at_ns} ns is before 2015 or over a day after its arrival at {arrived_ms} ms: set that node's clock")
+        raise DecodeError(
+            f"time {at_ns} ns is before 2015 or over a day after its arrival at {arrived_ms} ms: set that node's clock"
+        )
     return at_ns // NS_PER_MS
 
 

@@ -28,7 +28,9 @@ BROKER_WAIT_S = 60.0
 TOPICS_WAIT_S = 10
 
 
-def run(config: Config, stop: threading.Event | None = None, clock: Clock | None = None, metrics: Metrics | None = None) -> None:
+def run(
+    config: Config, stop: threading.Event | None = None, clock: Clock | None = None, metrics: Metrics | None = None
+) -> None:
     """Serve (embedded mode) and write until `stop` is set; without `stop`, until SIGTERM or SIGINT.
 
     Raises
@@ -90,7 +92,10 @@ def prepare(url: str) -> Any:
     if database:
         if not database.replace("_", "").isalnum():
             raise ConfigError(f"store.url: database {database!r} may have letters, digits and _ only")
-        with store_errors(f"making database {database}"), contextlib.closing(connect(parts._replace(path="").geturl())) as admin:
+        with (
+            store_errors(f"making database {database}"),
+            contextlib.closing(connect(parts._replace(path="").geturl())) as admin,
+        ):
             admin.command(f"CREATE DATABASE IF NOT EXISTS {database}")
     client = connect(url)
     migrate(client)

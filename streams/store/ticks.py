@@ -61,9 +61,13 @@ class TickTables:
         for block, catalog, matrix in matrices:
             if matrix.shape[1] != len(catalog.metrics):
                 named = len(catalog.metrics)
-                raise DecodeError(f"block {block.family}: {matrix.shape[1]} columns, catalogue {block.catalog_id} names {named}")
+                raise DecodeError(
+                    f"block {block.family}: {matrix.shape[1]} columns, catalogue {block.catalog_id} names {named}"
+                )
         for block, catalog, matrix in matrices:
-            self._add_block(block, catalog, matrix, [_labels(tick, at_ms, device, arrived_ms) for device in block.devices])
+            self._add_block(
+                block, catalog, matrix, [_labels(tick, at_ms, device, arrived_ms) for device in block.devices]
+            )
         label = _labels(tick, at_ms, "", arrived_ms)
         self._gaps.extend((label, gap.source, gap.reason) for gap in tick.gaps)
 
@@ -121,13 +125,27 @@ class TickTables:
 
 def _matrix(block: Block) -> NDArray[np.float32]:
     if not block.devices or len(block.values) % (4 * len(block.devices)):
-        raise DecodeError(f"block {block.family}: {len(block.values)} bytes do not divide into {len(block.devices)} devices of float32")
+        raise DecodeError(
+            f"block {block.family}: {len(block.values)} bytes do not divide into {len(block.devices)} devices of float32"
+        )
     return np.frombuffer(block.values, dtype="<f4").reshape(len(block.devices), -1)
 
 
 def _labels(tick: Tick, at_ms: int, device: str, arrived_ms: int) -> Labels:
     job, attempt, rank = placement_of(tick.placements, device)
-    return (at_ms, tick.cluster, job, attempt, rank, tick.node, device, tick.seq, tick.boot_id, tick.spooled, arrived_ms)
+    return (
+        at_ms,
+        tick.cluster,
+        job,
+        attempt,
+        rank,
+        tick.node,
+        device,
+        tick.seq,
+        tick.boot_id,
+        tick.spooled,
+        arrived_ms,
+    )
 
 
 def placement_of(placements: tuple[Placement, ...], device: str) -> tuple[str, int, int]:

@@ -59,7 +59,15 @@ class StoreWriter:
     Call `cycle` again and again from one thread; it returns after at most about a quarter of a second when nothing comes.
     """
 
-    def __init__(self, bus: Bus, client: Any, clock: Clock, metrics: Metrics, cluster: str = "", limits: BatchLimits | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        client: Any,
+        clock: Clock,
+        metrics: Metrics,
+        cluster: str = "",
+        limits: BatchLimits | None = None,
+    ) -> None:
         self._bus = bus
         self._client = client
         self._clock = clock
@@ -187,7 +195,9 @@ class StoreWriter:
         self._drop_revoked()
         written = 0
         if self._buffer:
-            batch = Batch(uuid.uuid4().hex[:16], tuple(range_of(messages) for _, messages in sorted(self._buffer.items())))
+            batch = Batch(
+                uuid.uuid4().hex[:16], tuple(range_of(messages) for _, messages in sorted(self._buffer.items()))
+            )
             self._journal.write([*((done, State.DONE) for done in self._done), (batch, State.INTENDED)])
             self._done.clear()
             if self._may_have_rivals() and (rivals := self._journal.rivals(batch)):
@@ -210,7 +220,10 @@ class StoreWriter:
         A commit that went well a moment ago says no: sessions last longer. Both clocks are asked, since a machine that was suspended
         has lost time on one of them.
         """
-        return max(now - then for now, then in zip(self._instants(), self._member_at_ns, strict=True)) > MEMBER_FOR_S * NS_PER_S
+        return (
+            max(now - then for now, then in zip(self._instants(), self._member_at_ns, strict=True))
+            > MEMBER_FOR_S * NS_PER_S
+        )
 
     def _insert(self, batch: Batch, messages: Sequence[Message]) -> int:
         written = self._inserter.insert(batch.batch_id, messages)
@@ -226,7 +239,9 @@ class StoreWriter:
             self._forget(place)
 
     def _withdraw(self, batch: Batch, rivals: tuple[str, ...]) -> None:
-        LOG.warning("batch %s holds messages that another writer has in %s: starting it anew", batch.batch_id, ", ".join(rivals))
+        LOG.warning(
+            "batch %s holds messages that another writer has in %s: starting it anew", batch.batch_id, ", ".join(rivals)
+        )
         self._metrics.count("tw_store_batches_total", outcome="withdrawn")
         self._journal.write([(batch, State.WITHDRAWN)])
         theirs = [self._journal.batch(rival) for rival in rivals]
@@ -264,7 +279,9 @@ class StoreWriter:
                 if message.offset >= ends.get(message.place, 0) - 1:
                     open_places.discard(message.place)
         if open_places:
-            LOG.warning("batch %s: %s no longer hold all of its messages", batch.batch_id, ", ".join(sorted(open_places)))
+            LOG.warning(
+                "batch %s: %s no longer hold all of its messages", batch.batch_id, ", ".join(sorted(open_places))
+            )
         return sorted(found, key=lambda message: (message.place, message.offset))
 
     def _note_done(self) -> None:

@@ -61,7 +61,15 @@ def incident(incident_id: str = "i0", node: str = "n1", **changes: Any) -> dict[
 
 def evidence(values: list[float], **changes: Any) -> dict[str, Any]:
     """A series as the action service's API gives it."""
-    return {"name": "cpu_cores", "unit": "cores", "values": values, "low": 0.5, "high": float("nan"), "note": "x", **changes}
+    return {
+        "name": "cpu_cores",
+        "unit": "cores",
+        "values": values,
+        "low": 0.5,
+        "high": float("nan"),
+        "note": "x",
+        **changes,
+    }
 
 
 class Sources:
@@ -80,7 +88,9 @@ class Sources:
             "/v1/plans": [],
         }
         self.config = from_table({"cluster": "c", "run_dir": str(directory), "actions": {"listen": "127.0.0.1:1"}})
-        self.console = Console(self.config, self.clock, self._fetch, StoreView("clickhouse://x", self.clock, self._open), self._probe)
+        self.console = Console(
+            self.config, self.clock, self._fetch, StoreView("clickhouse://x", self.clock, self._open), self._probe
+        )
 
     def _open(self, url: str) -> FakeClient:
         del url

@@ -32,7 +32,9 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
-        running = [name for name, value in attrs if name.startswith("on") or (value or "").strip().startswith("javascript:")]
+        running = [
+            name for name, value in attrs if name.startswith("on") or (value or "").strip().startswith("javascript:")
+        ]
         self.dangerous += [f"{tag}.{name}" for name in running]
         if tag in ("img", "iframe", "object", "embed", "form"):
             self.dangerous.append(tag)
@@ -85,7 +87,10 @@ def test_hostile_names_run_nothing(sources: Sources) -> None:
     sources.client.nodes = [(HOSTILE, ago(1), 0.1, 0.1)]
     sources.client.ranks = [(HOSTILE, 1, 0, HOSTILE, 5, ago(1), 1.0, 1)]
     sources.answers["/v1/health"] = {"state": HOSTILE, "mode": HOSTILE, "kill_switch": HOSTILE}
-    sources.answers["/v1/nodes"] = [warden(HOSTILE, reason=HOSTILE, excluded=True), warden("x" + HOSTILE, state=HOSTILE, job=HOSTILE)]
+    sources.answers["/v1/nodes"] = [
+        warden(HOSTILE, reason=HOSTILE, excluded=True),
+        warden("x" + HOSTILE, state=HOSTILE, job=HOSTILE),
+    ]
     evil = dict.fromkeys(("severity", "kind", "job", "title", "report", "close_reason", "status"), HOSTILE)
     bad = incident(HOSTILE, HOSTILE, victims=[HOSTILE], remedy=[HOSTILE], **evil)
     bad["evidence"] = [evidence([1.0, 2.0], name=HOSTILE, unit=HOSTILE, note=HOSTILE)]
@@ -120,7 +125,11 @@ def test_mode_and_kill_switch_are_always_shown(sources: Sources) -> None:
     html = render_page(sources.console.status())
     assert "mode auto" in html
     assert "kill switch off" in html
-    sources.answers["/v1/health"] = {"state": "standby: another leads", "mode": "recommend", "kill_switch": "ops: maintenance"}
+    sources.answers["/v1/health"] = {
+        "state": "standby: another leads",
+        "mode": "recommend",
+        "kill_switch": "ops: maintenance",
+    }
     sources.clock.advance_ns(2 * 10**9)
     html = render_page(sources.console.status())
     assert "KILL SWITCH ON" in html

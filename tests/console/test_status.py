@@ -19,7 +19,12 @@ from trainwarden.embedded.ports import free_port
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
     made = Sources(tmp_path)
-    made.client.nodes = [("n0", ago(0.5), 0.8, 0.5), ("n1", ago(0.7), 0.1, 0.5), ("n10", ago(42), None, None), ("n2", ago(1), 0.5, 0.5)]
+    made.client.nodes = [
+        ("n0", ago(0.5), 0.8, 0.5),
+        ("n1", ago(0.7), 0.1, 0.5),
+        ("n10", ago(42), None, None),
+        ("n2", ago(1), 0.5, 0.5),
+    ]
     made.client.ranks = [("llm", 1, 0, "n0", 90, ago(100), 70.0, 2), ("llm", 2, 0, "n0", 101, ago(0.4), 59.0, 2),
                          ("llm", 2, 1, "n1", 100, ago(0.5), 61.0, 2)]  # fmt: skip
     excluded = warden("n2", excluded=True, reason="operator: DIMM")
@@ -97,7 +102,11 @@ def test_without_the_broker_it_says_so(sources: Sources) -> None:
 
 
 def test_the_newest_revision_wins_and_open_ones_come_first(sources: Sources) -> None:
-    sources.answers["/v1/incidents"] = [incident("old", status="closed"), incident("new", revision=3), incident("gone", status="closed")]
+    sources.answers["/v1/incidents"] = [
+        incident("old", status="closed"),
+        incident("new", revision=3),
+        incident("gone", status="closed"),
+    ]
     made = sources.console.status()
     older = merge_incidents(made.incidents, [line for line in made.incidents if line.incident_id == "new"])
     assert older[0].incident_id == "new"
@@ -110,7 +119,18 @@ def test_text_is_complete_and_aligned(sources: Sources) -> None:
            "status": "denied", "mode": "auto", "rail": "breaker", "reason": "half are out"}  # fmt: skip
     sources.answers["/v1/plans"] = [{"rows": [row]}]
     text = render_text(sources.console.status())
-    for part in ("cluster c", "mode auto", "llm", "SUSPECT", "NO DATA", "n10", "node:n1", "90%", "It stopped.", "breaker; half are out"):
+    for part in (
+        "cluster c",
+        "mode auto",
+        "llm",
+        "SUSPECT",
+        "NO DATA",
+        "n10",
+        "node:n1",
+        "90%",
+        "It stopped.",
+        "breaker; half are out",
+    ):
         assert part in text
     heads = [line for line in text.splitlines() if line.startswith("NODE ")]
     assert len(heads) == 1
@@ -128,7 +148,8 @@ def test_hostile_names_cannot_move_the_cursor(sources: Sources) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (-3.0, "0.0s"), (9.99, "10.0s"), (65.0, "65s"), (190.0, "3m10s"), (7300.0, "2h01m")]
+    ("seconds", "text"),
+    [(None, "-"), (-3.0, "0.0s"), (9.99, "10.0s"), (65.0, "65s"), (190.0, "3m10s"), (7300.0, "2h01m")],
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert age(seconds) == text
@@ -155,10 +176,20 @@ def test_the_real_store_answers(story_url: str) -> None:
     data = view.look()
     view.close()
     assert {node.node for node in data.nodes} == {"n0", "n1", "n2", "n3"}
-    assert {(rank.attempt, rank.rank) for rank in data.ranks} == {(attempt, rank) for attempt in (1, 2) for rank in range(4)}
+    assert {(rank.attempt, rank.rank) for rank in data.ranks} == {
+        (attempt, rank) for attempt in (1, 2) for rank in range(4)
+    }
     (found,) = data.incidents
     assert (found.kind, found.culprit, found.status) == ("rank_frozen", "node:n2", "closed")
-    assert [name for name, _ in found.timeline] == ["fault", "first signal", "verdict", "decided", "acted", "recovered", "closed"]
+    assert [name for name, _ in found.timeline] == [
+        "fault",
+        "first signal",
+        "verdict",
+        "decided",
+        "acted",
+        "recovered",
+        "closed",
+    ]
     assert [line.status for line in data.actions] == ["verified", "done", "started", "planned"]
     assert [line.cause for line in data.deliveries] == ["resolved", "first"]
     assert found.evidence[0].name == "step_age_s"

@@ -38,7 +38,9 @@ def test_rank_that_was_first_is_named_though_all_are_bad_later() -> None:
 
 
 def test_all_ranks_at_once_is_the_jobs_own_doing() -> None:
-    assert spoken(said(frames(lambda s: Scene(not_finite={0, 1, 2, 3}) if s >= 10 else None))) == [("non_finite", "synthetic")]
+    assert spoken(said(frames(lambda s: Scene(not_finite={0, 1, 2, 3}) if s >= 10 else None))) == [
+        ("non_finite", "synthetic")
+    ]
 
 
 def _with_bad_rows(given: list[Frame], bad: set[int]) -> list[Frame]:
@@ -48,7 +50,9 @@ def _with_bad_rows(given: list[Frame], bad: set[int]) -> list[Frame]:
         steps = []
         for report in frame.steps:
             rows = tuple(
-                replace(row, finite=False, loss=float("nan") if report.rank == 1 else row.loss) if row.step in bad else row
+                replace(row, finite=False, loss=float("nan") if report.rank == 1 else row.loss)
+                if row.step in bad
+                else row
                 for row in report.rows
             )
             steps.append(replace(report, rows=rows))
@@ -64,8 +68,19 @@ def test_single_bad_step_is_what_loss_scaling_does(bad: set[int], expected: list
 def test_reduced_norm_alone_blames_nobody() -> None:
     given = []
     for frame in frames(lambda s: None):
-        steps = tuple(replace(r, rows=tuple(replace(w, finite=False, grad_norm=float("nan")) for w in r.rows)) for r in frame.steps)
-        given.append(Frame(frame.now_ns, frame.ticks, steps if frame.now_ns > given_after else frame.steps, frame.logs, frame.topology))
+        steps = tuple(
+            replace(r, rows=tuple(replace(w, finite=False, grad_norm=float("nan")) for w in r.rows))
+            for r in frame.steps
+        )
+        given.append(
+            Frame(
+                frame.now_ns,
+                frame.ticks,
+                steps if frame.now_ns > given_after else frame.steps,
+                frame.logs,
+                frame.topology,
+            )
+        )
     assert spoken(said(given)) == []
 
 

@@ -122,7 +122,9 @@ def test_stop_of_one_second_is_a_hiccup() -> None:
 
 
 def test_silent_node_in_a_standing_job_is_lost() -> None:
-    assert spoken(said(lambda now: Scene(silent={3}, standing=True) if now >= 20 else None, 34)) == [("node_lost", "n3")]
+    assert spoken(said(lambda now: Scene(silent={3}, standing=True) if now >= 20 else None, 34)) == [
+        ("node_lost", "n3")
+    ]
 
 
 def test_silent_node_in_a_job_that_goes_on_lost_its_telemetry_only() -> None:
@@ -160,7 +162,9 @@ def test_one_busy_process_among_waiting_ones_is_the_frozen_one() -> None:
 
 
 def test_process_that_is_gone_without_a_report_was_killed() -> None:
-    assert spoken(said(lambda now: Scene(standing=True, states={2: 0}) if now >= 20 else None, 30)) == [("rank_killed", "n2")]
+    assert spoken(said(lambda now: Scene(standing=True, states={2: 0}) if now >= 20 else None, 30)) == [
+        ("rank_killed", "n2")
+    ]
 
 
 def test_culprit_of_a_finished_job_is_nobody() -> None:

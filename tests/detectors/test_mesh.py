@@ -38,7 +38,9 @@ def test_slow_row_and_column_is_that_nodes_link() -> None:
 
 def test_small_delay_counts_only_when_the_job_suffers() -> None:
     assert spoken(said(lambda now: Scene(rtt_ms={2: 2.0}) if now >= 30 else None)) == []
-    assert spoken(said(lambda now: Scene(rtt_ms={2: 2.0}, network_ms=100.0) if now >= 30 else None)) == [("link_slow", "n2")]
+    assert spoken(said(lambda now: Scene(rtt_ms={2: 2.0}, network_ms=100.0) if now >= 30 else None)) == [
+        ("link_slow", "n2")
+    ]
 
 
 def test_lost_probes_are_a_link_that_is_down() -> None:

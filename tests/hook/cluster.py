@@ -53,7 +53,9 @@ def children_of(job: str) -> list[int]:
 class Cluster:
     """Nodes n0, n1, ... with one warden each."""
 
-    def __init__(self, root: Path, nodes: int, script_args: list[str], flags: list[str], script: str = "tiny.py") -> None:
+    def __init__(
+        self, root: Path, nodes: int, script_args: list[str], flags: list[str], script: str = "tiny.py"
+    ) -> None:
         self.root = root
         self.job = f"t{uuid.uuid4().hex[:8]}"
         self.names = [f"n{number}" for number in range(nodes)]
@@ -69,15 +71,25 @@ class Cluster:
     def _start_store(self) -> str:
         log = self.root / "store.log"
         self.processes["store"] = subprocess.Popen(
-            [*module("rendezvous"), "--listen", "127.0.0.1:0"], env=self.env, stdout=log.open("wb"), stderr=subprocess.STDOUT
+            [*module("rendezvous"), "--listen", "127.0.0.1:0"],
+            env=self.env,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
         )
         line = wait_for("the store", lambda: log.read_text() if "rendezvous store on" in log.read_text() else None)
         return line.split()[-1]
 
     def launcher(self, node: str) -> list[str]:
         return [
-            *module("launcher"), "--rdzv-endpoint", self.endpoint, "--local-addr", "127.0.0.1",
-            "--checkpoint-dir", str(self.root / node / "checkpoints"), *self._flags, *self._script,
+            *module("launcher"),
+            "--rdzv-endpoint",
+            self.endpoint,
+            "--local-addr",
+            "127.0.0.1",
+            "--checkpoint-dir",
+            str(self.root / node / "checkpoints"),
+            *self._flags,
+            *self._script,
         ]
 
     def start_warden(self, node: str) -> None:
@@ -86,12 +98,28 @@ class Cluster:
         log = (folder / "warden.log").open("ab")
         earlier = self._served(folder)
         self.processes[node] = subprocess.Popen(
-            [*module("warden"), "--node", node, "--job", self.job, "--listen", f"127.0.0.1:{self.ports.get(node, 0)}",
-             "--secret-file", str(self.root / "secret"), "--state-dir", str(folder / "state"),
-             "--run-dir", str(folder / "run"), "--", *self.launcher(node)],
-            env=self.env, stdout=log, stderr=log,
+            [
+                *module("warden"),
+                "--node",
+                node,
+                "--job",
+                self.job,
+                "--listen",
+                f"127.0.0.1:{self.ports.get(node, 0)}",
+                "--secret-file",
+                str(self.root / "secret"),
+                "--state-dir",
+                str(folder / "state"),
+                "--run-dir",
+                str(folder / "run"),
+                "--",
+                *self.launcher(node),
+            ],
+            env=self.env,
+            stdout=log,
+            stderr=log,
         )
-        self.ports[node] = wait_for(f"the warden of {node}", lambda: self._served(folder)[len(earlier):])[0]
+        self.ports[node] = wait_for(f"the warden of {node}", lambda: self._served(folder)[len(earlier) :])[0]
 
     @staticmethod
     def _served(folder: Path) -> list[int]:
@@ -115,10 +143,20 @@ class Cluster:
 
     def command(self, node: str, verb: str, args: dict[str, Any], **over: Any) -> tuple[int, dict[str, Any]]:
         now = time.time_ns()
-        body = canonical({
-            "id": uuid.uuid4().hex, "verb": verb, "node": node, "job": self.job, "fence": self.fence,
-            "issued_at_ns": now, "expires_at_ns": now + 20_000_000_000, "nonce": uuid.uuid4().hex[:16], "args": args, **over,
-        })
+        body = canonical(
+            {
+                "id": uuid.uuid4().hex,
+                "verb": verb,
+                "node": node,
+                "job": self.job,
+                "fence": self.fence,
+                "issued_at_ns": now,
+                "expires_at_ns": now + 20_000_000_000,
+                "nonce": uuid.uuid4().hex[:16],
+                "args": args,
+                **over,
+            }
+        )
         connection = http.client.HTTPConnection("127.0.0.1", self.ports[node], timeout=20)
         connection.request("POST", "/v1/command", body, {"X-Trainwarden-Signature": sign(SECRET, body)})
         answer = connection.getresponse()
@@ -141,6 +179,7 @@ class Cluster:
 
     def wait_rows(self, generation: int, step: int, world: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Wait until all ranks of a generation have passed ``step``."""
+
         def look() -> list[dict[str, Any]] | None:
             rows = self.rows_of(generation)
             passed = {row["rank"] for row in rows if row["step"] >= step and row["world"] == world}

@@ -62,7 +62,9 @@ def test_a_rank_without_the_save_gets_it_and_those_that_have_it_keep_their_own()
 def test_the_newest_save_wins_whoever_holds_it() -> None:
     found = run([candidate(10, "old"), candidate(20, "new"), candidate(15, "mid")])
     assert {rank: told[0] for rank, told in found.items()} == {
-        0: (20, "peer", "new"), 1: (20, "memory", "new"), 2: (20, "peer", "new"),
+        0: (20, "peer", "new"),
+        1: (20, "memory", "new"),
+        2: (20, "peer", "new"),
     }
 
 

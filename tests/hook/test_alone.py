@@ -15,7 +15,9 @@ HOOK = Path(trainwarden_hook.__file__).resolve().parent.parent
 def run(code: str, folder: Path) -> str:
     """Run in an interpreter that sees the standard library, ``folder`` and the hook, nothing else of ours."""
     opening = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(HOOK)!r}]\n"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", opening + code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", opening + code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -24,32 +26,41 @@ def test_it_lives_beside_a_users_own_models_and_actions(tmp_path: Path) -> None:
     for name in ("models", "actions", "streams"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("OWNER = 'user'")
-    told = run("""
+    told = run(
+        """
 import trainwarden_hook as tw
 with tw.step(0) as s:
     s.report(loss=0.5)
 import models, actions, streams
 print(models.OWNER, actions.OWNER, streams.OWNER)
-""", tmp_path)
+""",
+        tmp_path,
+    )
     assert told == "user user user\n"
 
 
 def test_import_pulls_in_no_third_party_module(tmp_path: Path) -> None:
-    told = run("""
+    told = run(
+        """
 import trainwarden_hook
 trainwarden_hook.attach
 foreign = {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names) - {'__main__'}
 print(sorted(foreign))
-""", tmp_path)
+""",
+        tmp_path,
+    )
     assert told == "['trainwarden_hook']\n"
 
 
 def test_import_itself_loads_next_to_nothing(tmp_path: Path) -> None:
-    told = run("""
+    told = run(
+        """
 before = set(sys.modules)
 import trainwarden_hook
 print(sorted(set(sys.modules) - before))
-""", tmp_path)
+""",
+        tmp_path,
+    )
     assert told == "['__future__', 'trainwarden_hook']\n"
 
 
@@ -59,13 +70,16 @@ def test_warden_and_its_gate_need_no_torch(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_named(tmp_path: Path) -> None:
-    told = run("""
+    told = run(
+        """
 import trainwarden_hook
 try:
     trainwarden_hook.attatch
 except AttributeError as error:
     print(error)
-""", tmp_path)
+""",
+        tmp_path,
+    )
     assert "attatch" in told
 
 

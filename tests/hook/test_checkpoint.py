@@ -66,8 +66,20 @@ def corrupt(path: str, offset: int, data: bytes = b"\xa5") -> None:
 
 
 ALL_KINDS = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
-    torch.int64, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
 ]
 
 
@@ -91,8 +103,15 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
 
 def test_nested_state_keeps_keys_order_and_kinds() -> None:
     state = {
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": [{"betas": (0.9, 0.999), "lr": 1e-3}]},
-        "ordered": OrderedDict([("b", 1), ("a", None)]), "text": "ä", "bytes": b"\x00\xff", "flag": True, "big": 2**70,
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
+            "param_groups": [{"betas": (0.9, 0.999), "lr": 1e-3}],
+        },
+        "ordered": OrderedDict([("b", 1), ("a", None)]),
+        "text": "ä",
+        "bytes": b"\x00\xff",
+        "flag": True,
+        "big": 2**70,
     }
     back = round_trip(state)
     assert str(back) == str(state)
@@ -101,7 +120,9 @@ def test_nested_state_keeps_keys_order_and_kinds() -> None:
 
 def test_a_strided_tensor_and_a_numpy_state_come_back() -> None:
     numpy = pytest.importorskip("numpy")
-    back = round_trip({"t": torch.arange(12).view(3, 4).t(), "n": ("MT19937", numpy.arange(5, dtype="uint32"), numpy.int64(3))})
+    back = round_trip(
+        {"t": torch.arange(12).view(3, 4).t(), "n": ("MT19937", numpy.arange(5, dtype="uint32"), numpy.int64(3))}
+    )
     assert torch.equal(back["t"], torch.arange(12).view(3, 4).t())
     assert back["n"][1].tolist() == [0, 1, 2, 3, 4]
 
@@ -166,12 +187,18 @@ def newer_version(path: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (flip_payload, "corrupt"), (flip_header, "corrupt"), (no_magic, "not a finished save"),
-        (cut_short, "truncated"), (cut_to_nothing, "truncated"), (newer_version, "version 2"),
+        (flip_payload, "corrupt"),
+        (flip_header, "corrupt"),
+        (no_magic, "not a finished save"),
+        (cut_short, "truncated"),
+        (cut_to_nothing, "truncated"),
+        (newer_version, "version 2"),
     ],
 )
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_a_bad_save_is_refused_by_name_and_the_next_best_is_taken(rank: Rank, damage: Damage, word: str, place: str) -> None:
+def test_a_bad_save_is_refused_by_name_and_the_next_best_is_taken(
+    rank: Rank, damage: Damage, word: str, place: str
+) -> None:
     for step in (10, 20):
         rank.save(step)
     if place == "memory":
@@ -200,8 +227,10 @@ def test_fingerprints_differ_by_name_shape_kind_and_optimizer() -> None:
     w = torch.zeros(2, 3)
     base = fingerprint({"w": w}, "AdamW")
     others = [
-        fingerprint({"v": w}, "AdamW"), fingerprint({"w": w.t()}, "AdamW"),
-        fingerprint({"w": w.half()}, "AdamW"), fingerprint({"w": w}, "SGD"),
+        fingerprint({"v": w}, "AdamW"),
+        fingerprint({"w": w.t()}, "AdamW"),
+        fingerprint({"w": w.half()}, "AdamW"),
+        fingerprint({"w": w}, "SGD"),
     ]
     assert base not in others
     assert fingerprint({"w": w + 1}, "AdamW") == base

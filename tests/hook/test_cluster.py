@@ -49,7 +49,9 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Collector:
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Cluster] = []
 
-    def build(nodes: int, *, steps: int = 100000, every: int = 5, flags: tuple[str, ...] = (), script: str = "tiny.py") -> Cluster:
+    def build(
+        nodes: int, *, steps: int = 100000, every: int = 5, flags: tuple[str, ...] = (), script: str = "tiny.py"
+    ) -> Cluster:
         arguments = ["--steps", str(steps), "--every", str(every), "--rows", str(tmp_path / "rows")]
         cluster = Cluster(tmp_path, nodes, arguments, [*flags, "--preload", PRELOAD], script)
         made.append(cluster)
@@ -177,7 +179,9 @@ def test_a_killed_launcher_takes_its_workers_along_and_is_replaced(make: Make, c
     old = cluster.status("n1")
     os.kill(old["launcher_pid"], signal.SIGKILL)
     wait_for("the worker to go", lambda: not Path(f"/proc/{old['ranks'][0]['pid']}").exists())
-    told = wait_for("the warden's report", lambda: [row for row in collector.of("exit") if row["pid"] == old["ranks"][0]["pid"]])
+    told = wait_for(
+        "the warden's report", lambda: [row for row in collector.of("exit") if row["pid"] == old["ranks"][0]["pid"]]
+    )
     assert told[0]["exit_code"] == -9
     wait_for("n0 to fail", lambda: cluster.status("n0")["state"] == "failed")
     expected = newest_common_save(cluster, 1)
@@ -288,7 +292,10 @@ def test_a_finished_job_ends_everything_but_the_wardens(make: Make) -> None:
     cluster = with_wardens(make(2, steps=40, flags=("--nnodes", "2")))
     wait_for("the end", lambda: all(cluster.status(node)["state"] == "finished" for node in cluster.names))
     assert {row["step"] for row in cluster.rows()} == set(range(40))
-    assert cluster.command("n0", "world", {"generation": 2, "members": ["n0"], "rendezvous_id": "x"})[1]["status"] == "refused"
+    assert (
+        cluster.command("n0", "world", {"generation": 2, "members": ["n0"], "rendezvous_id": "x"})[1]["status"]
+        == "refused"
+    )
     cluster.close()
     assert cluster.leftovers() == []
     assert children_of(cluster.job) == []

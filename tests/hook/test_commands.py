@@ -40,8 +40,16 @@ class Fixture:
 
     def send(self, secret: bytes = SECRET, **over: Any) -> tuple[int, dict[str, Any]]:
         command = {
-            "id": f"id{len(self.done)}{over}", "verb": "kill", "node": "n2", "job": "j", "fence": 7, "issued_at_ns": NOW_NS,
-            "expires_at_ns": NOW_NS + 5 * S_NS, "nonce": f"{abs(hash(str(over))):016x}"[:16], "args": {}, **over,
+            "id": f"id{len(self.done)}{over}",
+            "verb": "kill",
+            "node": "n2",
+            "job": "j",
+            "fence": 7,
+            "issued_at_ns": NOW_NS,
+            "expires_at_ns": NOW_NS + 5 * S_NS,
+            "nonce": f"{abs(hash(str(over))):016x}"[:16],
+            "args": {},
+            **over,
         }
         body = canonical({key: value for key, value in command.items() if value is not ...})
         return self.gate.handle(body, sign(secret, body))
@@ -77,7 +85,9 @@ def test_a_signature_that_is_no_ascii_is_refused(fixture: Fixture) -> None:
 @pytest.mark.parametrize(
     ("over", "word"),
     [
-        ({"node": "n1"}, "node n2"), ({"job": "other"}, "job j"), ({"expires_at_ns": NOW_NS - 1}, "expired"),
+        ({"node": "n1"}, "node n2"),
+        ({"job": "other"}, "job j"),
+        ({"expires_at_ns": NOW_NS - 1}, "expired"),
         ({"issued_at_ns": NOW_NS + 60 * S_NS}, "future"),
     ],
 )
@@ -91,8 +101,12 @@ def test_refusals_name_their_reason(fixture: Fixture, over: dict[str, Any], word
 @pytest.mark.parametrize(
     ("over", "word"),
     [
-        ({"fence": "7"}, "fence"), ({"fence": True}, "fence"), ({"verb": "explode"}, "verb"), ({"args": []}, "args"),
-        ({"nonce": ...}, "nonce"), ({"surplus": 1}, "surplus"),
+        ({"fence": "7"}, "fence"),
+        ({"fence": True}, "fence"),
+        ({"verb": "explode"}, "verb"),
+        ({"args": []}, "args"),
+        ({"nonce": ...}, "nonce"),
+        ({"surplus": 1}, "surplus"),
     ],
 )
 def test_malformed_is_400_and_names_the_key(fixture: Fixture, over: dict[str, Any], word: str) -> None:

@@ -134,7 +134,9 @@ def group() -> Iterator[None]:
 
 def ddp() -> Any:
     torch.manual_seed(3)
-    return DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Linear(300, 4)))
+    return DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Linear(300, 4))
+    )
 
 
 @pytest.mark.usefixtures("group")

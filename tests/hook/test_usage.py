@@ -20,11 +20,16 @@ from trainwarden_hook.warden import main as warden_main
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
-        (["--nnodes", "4:2", "--standalone", "x.py"], "--nnodes"), (["--nnodes", "two", "--standalone", "x.py"], "--nnodes"),
-        (["--standalone"], "no training script"), (["x.py"], "--rdzv-endpoint"),
-        (["--rdzv-endpoint", "host", "x.py"], "HOST:PORT"), (["--rdzv-endpoint", "h:99999", "x.py"], "HOST:PORT"),
-        (["--standalone", "--nnodes", "2", "x.py"], "one node"), (["--standalone", "--nproc-per-node", "0", "x.py"], "nproc"),
-        (["--standalone", "--rdzv-conf", "a", "x.py"], "key=value"), (["--standalone", "/no/such/script.py"], "no training script"),
+        (["--nnodes", "4:2", "--standalone", "x.py"], "--nnodes"),
+        (["--nnodes", "two", "--standalone", "x.py"], "--nnodes"),
+        (["--standalone"], "no training script"),
+        (["x.py"], "--rdzv-endpoint"),
+        (["--rdzv-endpoint", "host", "x.py"], "HOST:PORT"),
+        (["--rdzv-endpoint", "h:99999", "x.py"], "HOST:PORT"),
+        (["--standalone", "--nnodes", "2", "x.py"], "one node"),
+        (["--standalone", "--nproc-per-node", "0", "x.py"], "nproc"),
+        (["--standalone", "--rdzv-conf", "a", "x.py"], "key=value"),
+        (["--standalone", "/no/such/script.py"], "no training script"),
     ],
 )
 def test_launcher(argv: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,8 +76,19 @@ class Files:
 
     def argv(self, listen: str = "127.0.0.1:0", launcher: tuple[str, ...] = ("--", "trainwarden-run")) -> list[str]:
         return [
-            "--node", "n0", "--job", "j", "--listen", listen, "--secret-file", str(self.secret),
-            "--state-dir", str(self.folder / "state"), "--run-dir", str(self.folder / "run"), *launcher,
+            "--node",
+            "n0",
+            "--job",
+            "j",
+            "--listen",
+            listen,
+            "--secret-file",
+            str(self.secret),
+            "--state-dir",
+            str(self.folder / "state"),
+            "--run-dir",
+            str(self.folder / "run"),
+            *launcher,
         ]
 
 
@@ -124,5 +140,7 @@ def test_an_endpoint_of_a_command_names_its_flag() -> None:
 
 def test_console_commands_show_help() -> None:
     for name in ("launcher", "warden", "rendezvous"):
-        shown = subprocess.run([sys.executable, "-m", f"trainwarden_hook.{name}", "--help"], capture_output=True, check=True)
+        shown = subprocess.run(
+            [sys.executable, "-m", f"trainwarden_hook.{name}", "--help"], capture_output=True, check=True
+        )
         assert b"usage" in shown.stdout

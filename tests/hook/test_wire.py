@@ -25,7 +25,16 @@ GOLDEN = {
         b'{"v":1,"t":"exit","job":"j","generation":2,"node":"n0","rank":3,"pid":9,"exit_code":-9,"at_ns":7}',
     ),
     "save": (
-        {"job": "j", "step": 40, "bytes": 10, "stall_ms": 1.25, "persist_ms": None, "where": "memory", "ok": False, "error": "no"},
+        {
+            "job": "j",
+            "step": 40,
+            "bytes": 10,
+            "stall_ms": 1.25,
+            "persist_ms": None,
+            "where": "memory",
+            "ok": False,
+            "error": "no",
+        },
         b'{"v":1,"t":"save","job":"j","step":40,"bytes":10,"stall_ms":1.25,"where":"memory","ok":false,"error":"no"}',
     ),
     "restore": (
@@ -92,7 +101,9 @@ def test_golden_step(collector: socket.socket, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_step_by_hand_is_what_the_general_encoder_writes(collector: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_by_hand_is_what_the_general_encoder_writes(
+    collector: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = Times(collector, monkeypatch)
     times.step(3, loss=math.nan)
     row = json.loads(collector.recv(65536))

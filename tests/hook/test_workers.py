@@ -67,9 +67,15 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("pass", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(3)", 3), ("raise SystemExit('words')", 1),
-        ("1 / 0", 1), ("import os; os._exit(7)", 7), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15), ("import os; os.abort()", -6),
+        ("pass", 0),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise SystemExit('words')", 1),
+        ("1 / 0", 1),
+        ("import os; os._exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
+        ("import os; os.abort()", -6),
     ],
 )
 @pytest.mark.parametrize("fresh", [False, True])
@@ -80,21 +86,29 @@ def test_exit_codes_are_those_of_a_plain_process(nursery: Nursery, code: str, ex
 
 def test_a_script_is_main_with_its_arguments_directory_and_environment(nursery: Nursery) -> None:
     (nursery.folder / "beside.py").write_text("VALUE = 41")
-    nursery.run(2, """
+    nursery.run(
+        2,
+        """
         import os, sys, beside
         if __name__ == "__main__":
             print(sys.argv[1:], os.environ["RANK"], beside.VALUE, sys.path[0] == os.path.dirname(__file__))
-    """, "--x", "1")
+    """,
+        "--x",
+        "1",
+    )
     assert nursery.exit_of(2) == 0
     assert nursery.output(2) == "['--x', '1'] 2 41 True\n"
 
 
 def test_a_traceback_and_the_last_words_reach_the_log(nursery: Nursery) -> None:
-    nursery.run(0, """
+    nursery.run(
+        0,
+        """
         import os, signal
         print("last words")
         os.kill(os.getpid(), signal.SIGKILL)
-    """)
+    """,
+    )
     nursery.run(1, "raise ValueError('what happened')")
     assert (nursery.exit_of(0), nursery.exit_of(1)) == (-9, 1)
     assert nursery.output(0) == "last words\n"
@@ -102,11 +116,14 @@ def test_a_traceback_and_the_last_words_reach_the_log(nursery: Nursery) -> None:
 
 
 def test_exit_handlers_and_threads_are_finished(nursery: Nursery) -> None:
-    nursery.run(0, """
+    nursery.run(
+        0,
+        """
         import atexit, threading, time
         atexit.register(lambda: print("handler"))
         threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
-    """)
+    """,
+    )
     assert nursery.exit_of(0) == 0
     assert nursery.output(0) == "thread\nhandler\n"
 

@@ -119,7 +119,6 @@ class Desk:
     def causes(self) -> list[str]:
         """Causes of all notices sent so far."""
 
-
         return [json.loads(call.body)["trainwarden"]["cause"] for call in self.sender.calls]
 
     def deliveries(self) -> list[Delivery]:
@@ -135,5 +134,3 @@ def until(condition: Callable[[], bool], wait: Callable[[float], Any], limit: in
             return
         wait(0.02)
     raise AssertionError("it never came true")
-
-

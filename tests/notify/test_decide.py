@@ -132,7 +132,17 @@ def test_results_after_the_end_are_not_told(desk: Desk) -> None:
 
 def test_identity_never_moves(desk: Desk) -> None:
     told(desk, incident(1))
-    told(desk, incident(2, kind="node_lost", severity="warning", attempt=15, culprit_rank=3, culprits=(Entity(EntityKind.NODE, "n3"),)))
+    told(
+        desk,
+        incident(
+            2,
+            kind="node_lost",
+            severity="warning",
+            attempt=15,
+            culprit_rank=3,
+            culprits=(Entity(EntityKind.NODE, "n3"),),
+        ),
+    )
     told(desk, incident(3, IncidentStatus.CLOSED))
     bodies = [json.loads(call.body) for call in desk.sender.calls]
     assert [body["trainwarden"]["cause"] for body in bodies] == ["first", "changed", "resolved"]

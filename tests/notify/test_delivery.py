@@ -45,7 +45,9 @@ def test_delivered_once(desk: Desk) -> None:
     assert desk.metrics.value("tw_deliveries_total", receiver="oncall", status="sent") == 1
 
 
-@pytest.mark.parametrize("failure", [Reply(503), Reply(429), Reply(408), ConnectionRefusedError(111, "Connection refused"), TimeoutError()])
+@pytest.mark.parametrize(
+    "failure", [Reply(503), Reply(429), Reply(408), ConnectionRefusedError(111, "Connection refused"), TimeoutError()]
+)
 def test_what_may_pass_is_tried_again_with_the_same_bytes(desk: Desk, failure: Reply | Exception) -> None:
     desk.sender.script = [failure, failure, failure, Reply(204)]
     desk.say(incident(1))
@@ -91,7 +93,9 @@ def test_retry_after(headers: dict[str, str], seconds: float) -> None:
     assert retry_after_s(headers) == seconds
 
 
-@pytest.mark.parametrize("final", [Reply(400), Reply(401), Reply(404), Reply(410), Reply(301, {"location": "/"}), Refused("no")])
+@pytest.mark.parametrize(
+    "final", [Reply(400), Reply(401), Reply(404), Reply(410), Reply(301, {"location": "/"}), Refused("no")]
+)
 def test_what_is_final_is_not_tried_again(desk: Desk, final: Reply | Exception) -> None:
     desk.sender.script = [final]
     desk.say(incident(1))
@@ -124,11 +128,20 @@ def test_an_end_whose_beginning_never_arrived_is_dropped(desk: Desk) -> None:
 
 def test_order_of_revisions_is_kept_while_one_is_tried_again(desk: Desk) -> None:
     desk.sender.script = [Reply(500), Reply(500), Reply(200)]
-    desk.say(incident(1), incident(2, culprits=N3), incident(3, IncidentStatus.CLOSED), incident(1, incident_id="i1", dedup_key="d1"))
+    desk.say(
+        incident(1),
+        incident(2, culprits=N3),
+        incident(3, IncidentStatus.CLOSED),
+        incident(1, incident_id="i1", dedup_key="d1"),
+    )
     desk.deliver()
     pass_time(desk, 60)
     sent = [json.loads(call.body)["trainwarden"] for call in desk.sender.calls]
-    assert [(own["incident_id"], own["revision"]) for own in sent if own["incident_id"] == "i0"][-3:] == [("i0", 1), ("i0", 2), ("i0", 3)]
+    assert [(own["incident_id"], own["revision"]) for own in sent if own["incident_id"] == "i0"][-3:] == [
+        ("i0", 1),
+        ("i0", 2),
+        ("i0", 3),
+    ]
     assert sum(own["incident_id"] == "i1" for own in sent) >= 1, "another incident does not wait for this one"
 
 
@@ -171,7 +184,11 @@ def test_nothing_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     secret, token = "whsec_" + "c2VjcmV0c2VjcmV0c2VjcmV0", "T0KEN-in-the-path"
     (tmp_path / "secret").write_text(secret + "\n")
     desk = Desk(tmp_path, {"url": f"https://hooks.example/{token}", "secret_file": str(tmp_path / "secret")})
-    desk.sender.script = [Reply(500, body=b"x" * 5000), invalid_url_with(token), Reply(403, body=f"bad {chr(10)} body".encode())]
+    desk.sender.script = [
+        Reply(500, body=b"x" * 5000),
+        invalid_url_with(token),
+        Reply(403, body=f"bad {chr(10)} body".encode()),
+    ]
     with caplog.at_level(logging.DEBUG):
         desk.say(incident(1))
         desk.deliver()

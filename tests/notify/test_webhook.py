@@ -37,8 +37,13 @@ def notice(firing: bool = True) -> Notice:
 
 
 def test_golden_payload() -> None:
-    bodies = {name: payload(notice(name == "firing"), "http://127.0.0.1:9480", "/run/KILL_SWITCH") for name in ("firing", "resolved")}
-    assert bodies == json.loads(GOLDEN.read_text()), "additive changes only: write the new golden file by hand and say why"
+    bodies = {
+        name: payload(notice(name == "firing"), "http://127.0.0.1:9480", "/run/KILL_SWITCH")
+        for name in ("firing", "resolved")
+    }
+    assert bodies == json.loads(GOLDEN.read_text()), (
+        "additive changes only: write the new golden file by hand and say why"
+    )
 
 
 def test_shape_that_every_receiver_of_version_4_parses() -> None:
@@ -75,7 +80,8 @@ def test_both_secrets_sign_during_a_rotation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("", "empty"), ("whsec_***", "not base64"), ("short", "at least 16"), (None, "cannot be read")]
+    ("content", "message"),
+    [("", "empty"), ("whsec_***", "not base64"), ("short", "at least 16"), (None, "cannot be read")],
 )
 def test_bad_secret_files_say_what_is_wrong(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "secret"
@@ -131,7 +137,9 @@ def test_a_name_is_resolved_once_and_that_address_is_used() -> None:
     answers = iter([[LOOPBACK], [PUBLIC]])
     with Server() as server:
         url = f"http://rebinding.example:{server.port}/hook"
-        reply = HttpSender(lambda host, port: next(answers)).send(Call(url, b"{}"), DeliverySettings(allow_private=True))
+        reply = HttpSender(lambda host, port: next(answers)).send(
+            Call(url, b"{}"), DeliverySettings(allow_private=True)
+        )
     assert reply.status == 200
     assert server.seen[0]["host"] == f"rebinding.example:{server.port}"
     assert next(answers) == [PUBLIC], "it was asked once"
@@ -164,7 +172,9 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.seen.append({**{k.lower(): v for k, v in self.headers.items()}, "body": content, "path": self.path})
+                outer.seen.append(
+                    {**{k.lower(): v for k, v in self.headers.items()}, "body": content, "path": self.path}
+                )
                 self.send_response(status)
                 for name, value in {**given, "Content-Length": str(len(body))}.items():
                     self.send_header(name, value)
@@ -214,13 +224,20 @@ def test_the_whole_way_with_real_threads_and_sockets(tmp_path: Path, receiver: S
     first, second = receiver.seen
     assert first["path"] == "/hook?a=b"
     assert [json.loads(seen["body"])["status"] for seen in (first, second)] == ["firing", "resolved"]
-    expected = sign(read_secrets(tmp_path / "secret"), first["webhook-id"], int(first["webhook-timestamp"]), first["body"])
+    expected = sign(
+        read_secrets(tmp_path / "secret"), first["webhook-id"], int(first["webhook-timestamp"]), first["body"]
+    )
     assert first["webhook-signature"] == expected["webhook-signature"]
 
 
 def test_in_the_background_of_the_action_service(tmp_path: Path, receiver: Server) -> None:
     oncall = {"type": "webhook", "url": f"http://127.0.0.1:{receiver.port}/", "allow_private": True}
-    table = {"cluster": "c", "run_dir": str(tmp_path), "kafka": {"url": f"memory://{tmp_path.name}"}, "notify": {"oncall": oncall}}
+    table = {
+        "cluster": "c",
+        "run_dir": str(tmp_path),
+        "kafka": {"url": f"memory://{tmp_path.name}"},
+        "notify": {"oncall": oncall},
+    }
     MemoryBus.named(tmp_path.name).append("tw.incidents", b"i0", encode(incident(1)))
     with in_background(from_table(table)):
         until(lambda: len(receiver.seen) == 1, threading.Event().wait)

@@ -82,7 +82,9 @@ def _renamed(records: Sequence[Record], names: dict[str, str], ranks: dict[int, 
             blocks = tuple(
                 replace(b, devices=tuple(names.get(d, _device(d, ranks)) for d in b.devices)) for b in record.blocks
             )
-            placements = tuple(Placement(p.job, p.attempt, ranks.get(p.rank, p.rank), p.device) for p in record.placements)
+            placements = tuple(
+                Placement(p.job, p.attempt, ranks.get(p.rank, p.rank), p.device) for p in record.placements
+            )
             out.append(replace(record, node=node, blocks=blocks, placements=placements))
         elif isinstance(record, TopologyEvent):
             kind, _, name = record.entity.partition(":")
@@ -98,14 +100,18 @@ def _device(device: str, ranks: dict[int, int]) -> str:
     return f"rank{ranks[int(number)]}" if device.startswith("rank") and number.isdigit() else device
 
 
-@pytest.mark.parametrize("run", ["sigstop", "kill9", "cpu_throttle", "slow_loader", "net_delay", "link_down", "nan_grad"])
+@pytest.mark.parametrize(
+    "run", ["sigstop", "kill9", "cpu_throttle", "slow_loader", "net_delay", "link_down", "nan_grad"]
+)
 def test_other_nodes_and_a_shorter_past_change_nothing(run: str) -> None:
     """The guilty node has another name and rank, and only 20 s of health come before the fault."""
     names = {f"node{i}": f"host-{(i * 3 + 2) % 4:02d}" for i in range(4)}
     ranks = {i: (i + 1) % 4 for i in range(4)}
     labels = [replace_label(label, names) for label in real_faults.labels(DATA, run)]
     start_ns = labels[0].start_ns - 20 * NS_PER_S
-    records = [r for r in real_faults.read(DATA, run) if isinstance(r, Catalog | TopologyEvent) or r.observed_at_ns >= start_ns]
+    records = [
+        r for r in real_faults.read(DATA, run) if isinstance(r, Catalog | TopologyEvent) or r.observed_at_ns >= start_ns
+    ]
     result, _ = judged(run, _renamed(records, names, ranks), labels)
     assert_in_time(result)
 
@@ -146,7 +152,11 @@ def test_lost_probes_have_no_round_trip() -> None:
     start_ns = real_faults.labels(DATA, "link_down")[0].start_ns
     rows = {}
     for record in real_faults.read(DATA, "link_down"):
-        if isinstance(record, Tick) and record.node == real_faults.CONTROLLER and record.observed_at_ns - start_ns > 3 * NS_PER_S:
+        if (
+            isinstance(record, Tick)
+            and record.node == real_faults.CONTROLLER
+            and record.observed_at_ns - start_ns > 3 * NS_PER_S
+        ):
             rows = dict(record.blocks[0].rows())
             break
     assert math.isnan(rows["node1"][0])

@@ -58,7 +58,11 @@ def catalogs() -> list[Catalog]:
     found = []
     for family, names in FAMILIES.items():
         metrics = tuple(Metric(name, name.rsplit("_", 1)[-1]) for name in names)
-        found.append(Catalog(cluster="c", catalog_id=catalog_id_of(family, metrics), family=family, source=family, metrics=metrics))
+        found.append(
+            Catalog(
+                cluster="c", catalog_id=catalog_id_of(family, metrics), family=family, source=family, metrics=metrics
+            )
+        )
     return found
 
 
@@ -135,7 +139,9 @@ def one_of_each() -> list[tuple[str, bytes, Record]]:
     action = ActionResult(cluster="c", observed_at_ns=at_ns, plan_id="p0", incident_id="i0", job="job", key="k0", verb="restart",
                           target="job:job", status=ActionStatus.DONE, mode=Mode.AUTO, started_at_ns=at_ns,
                           finished_at_ns=at_ns + NS_PER_S, detail={"attempt": "2"})  # fmt: skip
-    delivery = Delivery(cluster="c", observed_at_ns=at_ns, incident_id="i0", receiver="oncall", cause="first", status="sent")
+    delivery = Delivery(
+        cluster="c", observed_at_ns=at_ns, incident_id="i0", receiver="oncall", cause="first", status="sent"
+    )
     topology = TopologyEvent(cluster="c", observed_at_ns=at_ns, entity="job:job", origin="hook", valid_from_ns=START_NS, attempt=1,
                              ranks=((0, "n0", "cpu"), (2, "n2", "cpu")))  # fmt: skip
     return [

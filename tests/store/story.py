@@ -47,7 +47,16 @@ NODES = ("n0", "n1", "n2", "n3")
 GUILTY = 2
 INCIDENT = "1f0c2a9be4d07731"
 LENGTH_S = 120
-FAULT_S, FIRST_SIGNAL_S, VERDICT_S, DECIDED_S, ACTED_S, RESUMED_S, RECOVERED_S, CLOSED_S = 70, 72, 73.2, 73.4, 73.6, 82, 85, 95
+FAULT_S, FIRST_SIGNAL_S, VERDICT_S, DECIDED_S, ACTED_S, RESUMED_S, RECOVERED_S, CLOSED_S = (
+    70,
+    72,
+    73.2,
+    73.4,
+    73.6,
+    82,
+    85,
+    95,
+)
 SAVED_EVERY = 50
 
 
@@ -70,7 +79,14 @@ class Story:
 def story(end_ns: int) -> Story:
     """The story, over at `end_ns`."""
     start_ns = end_ns - LENGTH_S * NS_PER_S
-    lines = [*_layout(start_ns), *_ticks(start_ns), *_steps(start_ns), *_logs(start_ns), *_opinions(start_ns), *_actions(start_ns)]
+    lines = [
+        *_layout(start_ns),
+        *_ticks(start_ns),
+        *_steps(start_ns),
+        *_logs(start_ns),
+        *_opinions(start_ns),
+        *_actions(start_ns),
+    ]
     return Story(start_ns, tuple(lines))
 
 
@@ -93,7 +109,10 @@ def _layout(start_ns: int) -> list[Line]:
     attempts = [TopologyEvent(cluster=CLUSTER, observed_at_ns=_at(start_ns, at_s), entity=f"job:{JOB}", origin="hook", seq=attempt,
                               valid_from_ns=_at(start_ns, at_s), attempt=attempt, ranks=ranks)
                 for attempt, at_s in ((1, 0.0), (2, RESUMED_S))]  # fmt: skip
-    return [*(("tw.catalog", c.catalog_id.encode(), c) for c in catalogs()), *(("tw.topology", b"job", event) for event in attempts)]
+    return [
+        *(("tw.catalog", c.catalog_id.encode(), c) for c in catalogs()),
+        *(("tw.topology", b"job", event) for event in attempts),
+    ]
 
 
 def _ticks(start_ns: int) -> list[Line]:
@@ -121,10 +140,16 @@ def _steps(start_ns: int) -> list[Line]:
     dice, lines = random.Random(5), list[Line]()
     last = int(FAULT_S * 1000 / STEP_MS) - 1
     resumed_at = last - last % SAVED_EVERY + 1
-    runs = [(1, 1, last, 0.0), (2, resumed_at, resumed_at + int((LENGTH_S - RESUMED_S) * 1000 / STEP_MS) - 2, RESUMED_S)]
+    runs = [
+        (1, 1, last, 0.0),
+        (2, resumed_at, resumed_at + int((LENGTH_S - RESUMED_S) * 1000 / STEP_MS) - 2, RESUMED_S),
+    ]
     for attempt, first, end, began_s in runs:
         for rank, node in enumerate(NODES):
-            rows = tuple(_step(step, _at(start_ns, began_s + (step - first) * STEP_MS / 1000), dice) for step in range(first, end + 1))
+            rows = tuple(
+                _step(step, _at(start_ns, began_s + (step - first) * STEP_MS / 1000), dice)
+                for step in range(first, end + 1)
+            )
             for chunk in range(0, len(rows), 16):
                 part = rows[chunk : chunk + 16]
                 lines.append(("tw.steps", JOB.encode(), StepReport(
@@ -204,5 +229,3 @@ def _actions(start_ns: int) -> list[Line]:
                      receiver="oncall", cause=cause, status="sent")
             for revision, cause, at_s in ((1, "first", VERDICT_S), (3, "resolved", RECOVERED_S))]  # fmt: skip
     return [("tw.actions", b"i", record) for record in (plan, *results, *told)]
-
-

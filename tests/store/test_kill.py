@@ -139,7 +139,9 @@ def kill_while_feeding(bus: Bus, feed: Feed, start: Any, seen: Any, kills: int, 
             writer.wait()
 
 
-def test_killed_writer_loses_and_doubles_nothing(bus_url: str, store: StoreProcess, store_url: str, tmp_path: Path) -> None:
+def test_killed_writer_loses_and_doubles_nothing(
+    bus_url: str, store: StoreProcess, store_url: str, tmp_path: Path
+) -> None:
     bus = connect_bus(bus_url)
     bus.wait_ready(30)
     make_topics(bus, SystemClock())

@@ -22,7 +22,9 @@ _LABELS = [("ts", pa.timestamp("ms", "UTC")), ("cluster", pa.string()), ("job", 
            ("rank", pa.int32()), ("node", pa.string()), ("device", pa.string()), ("seq", pa.uint64()), ("boot_id", pa.string()),
            ("spooled", pa.bool_()), ("arrived_at", pa.timestamp("ms", "UTC"))]  # fmt: skip
 SCHEMAS = {
-    "host_ticks": pa.schema([*_LABELS, ("cpu_busy_ratio", pa.float32()), ("load1", pa.float32()), ("not_reported", pa.float32())]),
+    "host_ticks": pa.schema(
+        [*_LABELS, ("cpu_busy_ratio", pa.float32()), ("load1", pa.float32()), ("not_reported", pa.float32())]
+    ),
     "other_ticks": pa.schema([*_LABELS, ("family", pa.string()), ("metric", pa.string()), ("value", pa.float32())]),
     "gaps": pa.schema([*_LABELS, ("source", pa.string()), ("reason", pa.string())]),
 }
@@ -54,7 +56,9 @@ def test_metrics_without_a_column_are_kept_by_name() -> None:
 
 
 def test_failed_sources_are_rows() -> None:
-    assert [(row["source"], row["reason"]) for row in tick_tables(tick(0), tick(1))["gaps"].to_pylist()] == [("rdma", "absent")]
+    assert [(row["source"], row["reason"]) for row in tick_tables(tick(0), tick(1))["gaps"].to_pylist()] == [
+        ("rdma", "absent")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +103,15 @@ def test_times_no_clock_can_show_are_refused(at_ns: int) -> None:
 
 def test_local_time_ends_when_the_last_bucket_is_handed_over() -> None:
     report = steps(7, 1)
-    (_, row), = rows_of(report, ARRIVED_MS)
+    ((_, row),) = rows_of(report, ARRIVED_MS)
     assert (row["step"], row["local_ms"], row["checkpoint_ms"]) == (7, 20.0, None)
     silent = msgspec.structs.replace(report, rows=(msgspec.structs.replace(report.rows[0], arrived_at_ns=0),))
-    (_, row), = rows_of(silent, ARRIVED_MS)
+    ((_, row),) = rows_of(silent, ARRIVED_MS)
     assert (row["local_ms"], row["handed_over_at"]) == (None, None)
 
 
 def test_the_culprit_reads_like_a_name() -> None:
-    (_, row), = rows_of(incident(1, IncidentStatus.OPEN), ARRIVED_MS)
+    ((_, row),) = rows_of(incident(1, IncidentStatus.OPEN), ARRIVED_MS)
     assert (row["culprit"], row["culprit_node"], row["status"]) == ("node:n2", "n2", "open")
     assert row["decided_at"] is None
 

@@ -11,7 +11,10 @@ from streams.store.schema import bundled, check, migrate
 from trainwarden.errors import UnavailableError, UsageError
 
 ONE = ("0001_one.sql", "-- why\nCREATE TABLE IF NOT EXISTS a (x Int8) ENGINE = Memory;\n")
-TWO = ("0002_two.sql", "CREATE TABLE IF NOT EXISTS b (x Int8) ENGINE = Memory;\nALTER TABLE a ADD COLUMN IF NOT EXISTS y Int8;\n")
+TWO = (
+    "0002_two.sql",
+    "CREATE TABLE IF NOT EXISTS b (x Int8) ENGINE = Memory;\nALTER TABLE a ADD COLUMN IF NOT EXISTS y Int8;\n",
+)
 
 
 def tables(client: Any) -> set[str]:

@@ -132,4 +132,6 @@ def test_the_directory_answers_after_the_store_has_stopped(tmp_path: Path) -> No
     query = "select kind, culprit, status from incidents"
     command = [sys.executable, "-m", "trainwarden.cli", "sql", query, "--format", "csv", "-c", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, '"kind","culprit","status"\n"rank_frozen","node:n2","closed"\n'), done.stderr
+    assert (done.returncode, done.stdout) == (0, '"kind","culprit","status"\n"rank_frozen","node:n2","closed"\n'), (
+        done.stderr
+    )

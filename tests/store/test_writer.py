@@ -66,7 +66,9 @@ def settle(writer: StoreWriter, cycles: int = 3) -> None:
 
 
 def ticks(first: int, count: int) -> list[tuple[str, bytes, Record]]:
-    return [("tw.ticks", node_block(node), tick(seq, node)) for seq in range(first, first + count) for node in ("n0", "n1")]
+    return [
+        ("tw.ticks", node_block(node), tick(seq, node)) for seq in range(first, first + count) for node in ("n0", "n1")
+    ]
 
 
 def known_catalogs() -> list[tuple[str, bytes, Record]]:
@@ -104,8 +106,16 @@ def test_everything_arrives_in_its_table(client: Any) -> None:
 def test_absent_values_do_not_spoil_means(bus: MemoryBus, client: Any) -> None:
     publish(bus, ticks(0, 10))
     settle(writer_of(bus, client))
-    assert one(client, "SELECT avg(cpu_busy_ratio), countIf(cpu_busy_ratio IS NULL), count() FROM host_ticks") == (0.5, 4, 20)
-    assert one(client, "SELECT sum(samples), sum(cpu_busy_ratio_count), max(cpu_busy_ratio_max) FROM host_1m") == (20, 16, 0.5)
+    assert one(client, "SELECT avg(cpu_busy_ratio), countIf(cpu_busy_ratio IS NULL), count() FROM host_ticks") == (
+        0.5,
+        4,
+        20,
+    )
+    assert one(client, "SELECT sum(samples), sum(cpu_busy_ratio_count), max(cpu_busy_ratio_max) FROM host_1m") == (
+        20,
+        16,
+        0.5,
+    )
     assert one(client, "SELECT sum(samples), max(load1), min(cpu_busy_ratio) FROM host_minutes") == (20, 1.0, 0.5)
 
 
@@ -192,7 +202,9 @@ def test_a_writer_that_slept_through_its_eviction_adds_nothing(bus: MemoryBus, c
 def test_what_nobody_can_read_is_a_dead_letter_and_the_rest_goes_on(bus: MemoryBus, client: Any) -> None:
     wrong_rank = msgspec.structs.replace(steps(5, 1), rank=2**40)
     wrong_time = msgspec.structs.replace(log(3), observed_at_ns=7)
-    unknown = msgspec.structs.replace(tick(9), blocks=(msgspec.structs.replace(tick(9).blocks[0], catalog_id="nowhere"),))
+    unknown = msgspec.structs.replace(
+        tick(9), blocks=(msgspec.structs.replace(tick(9).blocks[0], catalog_id="nowhere"),)
+    )
     publish(bus, [*ticks(0, 1), ("tw.steps", b"job", wrong_rank), ("tw.steps", b"job", steps(0, 2)), ("tw.logs", b"b", wrong_time),
                   ("tw.logs", b"b", log(4)), ("tw.ticks", b"b", unknown)])  # fmt: skip
     for poison in (b"", b"\xc1\xff", b"\x93\xa4tick", encode(tick(2))[:-7], b"[1,2,3]" * 1000):
@@ -250,7 +262,9 @@ def mortal_store(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield process
 
 
-def test_the_store_goes_away_and_comes_back(bus: MemoryBus, mortal_store: StoreProcess, migrated: Callable[[str], Any]) -> None:
+def test_the_store_goes_away_and_comes_back(
+    bus: MemoryBus, mortal_store: StoreProcess, migrated: Callable[[str], Any]
+) -> None:
     client = migrated(mortal_store.url("tw"))
     metrics = Metrics("store")
     writer = writer_of(bus, client, metrics=metrics)

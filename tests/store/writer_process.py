@@ -17,7 +17,11 @@ def main() -> None:
     logging.basicConfig(level="INFO")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    store = {"url": sys.argv[2], "batch_ms": 200, **({"directory": str(Path(sys.argv[3]).absolute())} if sys.argv[3:] else {})}
+    store = {
+        "url": sys.argv[2],
+        "batch_ms": 200,
+        **({"directory": str(Path(sys.argv[3]).absolute())} if sys.argv[3:] else {}),
+    }
     run(from_table({"cluster": "c", "kafka": {"url": sys.argv[1]}, "store": store}), stop)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainwarden.demo.data import write_held_out, write_shard
 from trainwarden.demo.groups import CONTROLLERS, group_of
-from trainwarden.demo.network import Loopback, Network
+from trainwarden.demo.network import Loopback, Network, remove_namespaces
 from trainwarden.demo.processes import Child, Children
 from trainwarden.errors import UnavailableError
 
@@ -124,8 +124,8 @@ class Cluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.secret_file.write_text(secrets.token_hex(32))
         self.secret_file.chmod(0o600)
-        self.network.up(self.layout.nodes)
         self._remove_leftovers()
+        self.network.up(self.layout.nodes)
         self._make_data()
         self._write_configs()
         self._start_broker()
@@ -192,13 +192,15 @@ class Cluster:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def _remove_leftovers(self) -> None:
-        """What killed processes left of this seat: saves in shared memory (at the start they are of another run), control groups."""
+        """What killed processes left of this seat: saves in shared memory (at the start they are of another run), control groups,
+        namespaces."""
         from trainwarden_hook import segments
 
         for number in range(self.layout.nodes):
             segments.unlink_all(self.job, self.node(number))
         for controller in CONTROLLERS:
             group_of(self.network.seat.number, controller).remove()
+        remove_namespaces(self.network.seat.number)
 
     def _make_data(self) -> None:
         for number in range(self.layout.nodes):

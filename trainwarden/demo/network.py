@@ -83,7 +83,7 @@ class Namespaces:
     _made: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tag = f"tw{self.seat.number}"
+        self.tag = tag_of(self.seat.number)
         self.subnet = self.seat.number + 20
         self.host_address = f"10.78.{self.subnet}.1"
 
@@ -106,7 +106,6 @@ class Namespaces:
 
     def up(self, nodes: int) -> None:
         require_namespaces()
-        self._sweep()
         self._bridge(f"{self.tag}-m", f"{self.host_address}/24")
         self._bridge(f"{self.tag}-r", None)
         for number in range(nodes):
@@ -117,16 +116,6 @@ class Namespaces:
             subprocess.run(undo, check=False, capture_output=True)
         self._made.clear()
         self.seat.leave()
-
-    def _sweep(self) -> None:
-        """Remove what a demonstration left that was killed in this seat."""
-        listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
-        spaces = [line.split()[0] for line in listed.splitlines() if line.startswith(f"{self.tag}-n")]
-        for undo in (
-            *(["ip", "netns", "del", space] for space in spaces),
-            *(["ip", "link", "del", f"{self.tag}-{bridge}"] for bridge in "mr" if spaces),
-        ):
-            subprocess.run(undo, check=False, capture_output=True)
 
     def _bridge(self, name: str, address: str | None) -> None:
         self._do(["ip", "link", "add", name, "type", "bridge"], undo=["ip", "link", "del", name])
@@ -158,6 +147,23 @@ class Namespaces:
             raise UnavailableError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
         if undo is not None:
             self._made.append(undo)
+
+
+def tag_of(seat: int) -> str:
+    """What names of namespaces and links of the demonstration in this seat begin with."""
+    return f"tw{seat}"
+
+
+def remove_namespaces(seat: int) -> None:
+    """Remove what a demonstration left that was killed in this seat."""
+    tag = tag_of(seat)
+    spaces = [path.name for path in Path("/run/netns").glob(f"{tag}-n*")]
+    links = [path.name for path in Path("/sys/class/net").glob(f"{tag}[-mr]*")]
+    for undo in (
+        *(["ip", "netns", "del", space] for space in spaces),
+        *(["ip", "link", "del", link] for link in links),
+    ):
+        subprocess.run(undo, check=False, capture_output=True)
 
 
 def require_namespaces() -> None:

@@ -22,7 +22,9 @@ def main() -> None:
     given = parser.parse_args()
     tw.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     job = tw.attach(model, optimizer, checkpoint_every=given.every, extra={"position": 0})
     generation = int(os.environ["TRAINWARDEN_GENERATION"])
@@ -42,11 +44,23 @@ def main() -> None:
                     optimizer.step()
                 s.report(loss=loss, samples=16)
             job.extra["position"] = step + 1
-            rows.write(json.dumps({
-                "generation": generation, "rank": dist.get_rank(), "world": dist.get_world_size(), "step": step,
-                "loss": loss.item(), "at": time.time(), "pid": os.getpid(), "from": job.restored_from,
-                "errors": dict(job.errors), "position": job.extra["position"],
-            }) + "\n")
+            rows.write(
+                json.dumps(
+                    {
+                        "generation": generation,
+                        "rank": dist.get_rank(),
+                        "world": dist.get_world_size(),
+                        "step": step,
+                        "loss": loss.item(),
+                        "at": time.time(),
+                        "pid": os.getpid(),
+                        "from": job.restored_from,
+                        "errors": dict(job.errors),
+                        "position": job.extra["position"],
+                    }
+                )
+                + "\n"
+            )
     job.finish()
     dist.destroy_process_group()
 
