@@ -339,7 +339,7 @@ class Desk:
     def _waiting(self, plan_id: str) -> StoredPlan:
         stored = self.journal.ledger.plan(plan_id)
         if stored is None:
-            raise UsageError(f"no plan {plan_id!r} in the ledger: see `trainwarden actions list`")
+            raise UsageError(f"no plan {plan_id!r} in the ledger: see `trainwarden actions plans`")
         if stored.ended is not None:
             raise UsageError(f"plan {plan_id} is {stored.ended.status.value} already: {stored.ended.reason}")
         if stored.plan.mode is not Mode.APPROVE or not self._waits(stored.plan):

@@ -67,7 +67,7 @@ def plan(
     steps = tuple(_steps(incident, verbs, number))
     if not steps:
         return None
-    mode = _mode(incident, policy, verbs)
+    mode = _mode(incident, kind, policy, verbs)
     ttl_s = settings.approve_ttl_s if mode is Mode.APPROVE else settings.ttl_s
     return Plan(
         cluster=incident.cluster, observed_at_ns=now_ns, plan_id=stable_id("plan", incident.incident_id, number),
@@ -104,6 +104,8 @@ def return_plan(
 def _verbs(incident: Incident, kind: FaultKind, recurred: bool) -> tuple[Verb, ...]:
     if recurred or incident.recurrence > 0:
         chosen: Sequence[Verb] = kind.remedy_on_recurrence
+        if not nodes_of(incident.culprits):  # it came back, and nobody is known to be its cause: nobody to take out
+            chosen = [verb for verb in chosen if verb is not Verb.ISOLATE]
     else:
         chosen = _parse(incident) or kind.remedy
     return tuple(sorted(dict.fromkeys(chosen), key=COST_ORDER.index))
@@ -146,10 +148,14 @@ def _key(incident_id: str, number: int, verb: Verb, target: str) -> str:
     return f"{incident_id}.{number}.{verb.value}.{target}"
 
 
-def _mode(incident: Incident, policy: Policy, verbs: tuple[Verb, ...]) -> Mode:
-    """The operator's mode; an incident that may not reach as far as acting is a recommendation at most."""
-    reach = Mode.AUTO if reach_at_least(incident.reach, Reach.ACT) else Mode.RECOMMEND
-    return strictest(policy.mode_of(incident.job, verbs), reach)
+def _mode(incident: Incident, kind: FaultKind, policy: Policy, verbs: tuple[Verb, ...]) -> Mode:
+    """The operator's mode. A recommendation at most for what an incident claims beyond the policy (anybody may have written
+    it), and for a fault that came back while nobody is known to be its cause."""
+    reaches = reach_at_least(incident.reach, Reach.ACT) and reach_at_least(kind.reach, Reach.ACT)
+    allowed = set(verbs) <= {*kind.remedy, *kind.remedy_on_recurrence}
+    blind = Verb.ISOLATE in kind.remedy_on_recurrence and incident.recurrence > 0 and not nodes_of(incident.culprits)
+    sure = reaches and allowed and not blind
+    return strictest(policy.mode_of(incident.job, verbs), Mode.AUTO if sure else Mode.RECOMMEND)
 
 
 def _reason(incident: Incident, verbs: tuple[Verb, ...], recurred: bool) -> str:

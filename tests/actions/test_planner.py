@@ -193,3 +193,24 @@ def test_a_returned_node_is_named() -> None:
     members = ("n0", "n1", "n3")
     state = job(*(node(name, members=members) for name in members), node("n2", excluded=True, members=members))
     assert choose_members(state, (), 2, 1, ("n2",)) == ("n0", "n1", "n3", "n2")
+
+
+def test_what_an_incident_claims_beyond_the_policy_is_a_recommendation_at_most() -> None:
+    """Whoever can write to the bus can write an incident; what is done about a kind is the operator's."""
+    beyond = make(kind="data_slow", remedy=("isolate", "restart"), reach=Reach.ACT)
+    assert beyond is not None
+    assert beyond.mode is Mode.RECOMMEND
+    within = make(kind="compute_slow", remedy=("checkpoint", "isolate", "restart"))
+    assert within is not None
+    assert within.mode is Mode.AUTO
+
+
+def test_a_fault_that_comes_back_without_a_known_cause_is_recommended_to_be_restarted() -> None:
+    job_wide = (Entity(EntityKind.JOB, "demo"),)
+    made = make(kind="non_finite", recurrence=1, culprits=job_wide)
+    assert verbs(made) == ["restart demo"]
+    assert made is not None
+    assert made.mode is Mode.RECOMMEND
+    first = make(kind="non_finite", culprits=job_wide)
+    assert first is not None
+    assert first.mode is Mode.AUTO

@@ -101,7 +101,7 @@ def test_an_incident_that_may_not_act_is_advice(rig4: Rig, reach: Reach) -> None
 
 
 def test_what_the_backend_cannot_do_is_denied_not_pretended(rig4: Rig) -> None:
-    rig4.start()
+    rig4.start(policy={"mode": "auto", "kinds": {"data_slow": {"reach": "act"}}})
     rig4.report(kind="data_slow")
     end = rig4.end()
     assert (end.status, end.rail) == (ActionStatus.DENIED, "backend")

@@ -52,37 +52,37 @@ def health(ctx: typer.Context) -> None:
 
 
 @app.command()
-def approve(ctx: typer.Context, plan: str, reason: Reason = "") -> None:
+def approve(ctx: typer.Context, plan: str, reason: Reason) -> None:
     """Let a waiting plan run."""
     _print(_client(ctx).approve(plan, reason))
 
 
 @app.command()
-def reject(ctx: typer.Context, plan: str, reason: Reason = "") -> None:
+def reject(ctx: typer.Context, plan: str, reason: Reason) -> None:
     """End a waiting plan."""
     _print(_client(ctx).reject(plan, reason))
 
 
 @app.command("return")
-def return_node(ctx: typer.Context, node: str, reason: Reason = "") -> None:
+def return_node(ctx: typer.Context, node: str, reason: Reason) -> None:
     """Admit an excluded node and let its job grow again."""
     _print(_client(ctx).return_node(node, reason))
 
 
 @app.command("kill-switch")
-def kill_switch(ctx: typer.Context, on: Annotated[bool, typer.Option("--on/--off")], reason: Reason = "") -> None:
+def kill_switch(ctx: typer.Context, on: Annotated[bool, typer.Option("--on/--off")], reason: Reason) -> None:
     """Stop everything that acts, or let it act again."""
     _print(_client(ctx).kill_switch(on, reason))
 
 
 @app.command("reset-breaker")
-def reset_breaker(ctx: typer.Context, reason: Reason = "") -> None:
+def reset_breaker(ctx: typer.Context, reason: Reason) -> None:
     """Close the breaker; plans that came meanwhile are dropped."""
     _print(_client(ctx).reset_breaker(reason))
 
 
 @app.command("raise-fence")
-def raise_fence(ctx: typer.Context, at_least: int, reason: Reason = "") -> None:
+def raise_fence(ctx: typer.Context, at_least: int, reason: Reason) -> None:
     """Continue above the fence of a ledger that is gone."""
     _print(_client(ctx).raise_fence(at_least, reason))
 
