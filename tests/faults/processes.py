@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainwarden_hook import segments
+
 from tests.faults.theatre import wait_for
 
 MARK = "TRAINWARDEN_TEST_MARK"
@@ -114,7 +116,8 @@ def seat_of(pid: int) -> int:
 def kernel_traces(seat: int) -> set[str]:
     """What the demonstration in this seat has outside any directory: shared memory, control groups, namespaces, links."""
     job = f"digits-{seat}" if seat else "digits"
-    found = {str(path) for path in Path("/dev/shm").glob(f"trainwarden-{job}-n[0-9]-*")}
+    names = {Path(segments.prefix(job, f"n{number}")).name for number in range(4)}
+    found = {str(path) for name in names for path in Path("/dev/shm").glob(f"{name}*")}
     for pattern in (f"trainwarden-demo-{seat}", f"*/trainwarden-demo-{seat}"):
         found |= {str(path) for path in Path("/sys/fs/cgroup").glob(pattern)}
     found |= {f"netns {path.name}" for path in Path("/run/netns").glob(f"tw{seat}-n*")}

@@ -38,7 +38,10 @@ class Broken:
         self.seat = seat_of(self.started.process.pid)
         assert self.seat >= 0
         if moment != "starting":
-            assert any(trace.startswith("/dev/shm") for trace in kernel_traces(self.seat)), "saves lie in shared memory"
+            wait_for(
+                "a save in shared memory",
+                lambda: any(trace.startswith("/dev/shm") for trace in kernel_traces(self.seat)),
+            )
         if fault == "link":
             wait_for("the namespaces", lambda: any(trace.startswith("netns") for trace in kernel_traces(self.seat)))
 
