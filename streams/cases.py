@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from streams import report
 from streams.causes import SHARED_ENTITIES, Finding, choose, culprit_of, explains, rank_causes
+from trainwarden.clock import NS_PER_S
 from trainwarden.policy import Family, FaultKind, Policy, highest_reach, reach_at_least
 from trainwarden.records import (
     Entity,
@@ -38,6 +39,8 @@ class Case:
         First publication; until then the culprit may still change freely.
     dirty
         Something a reader should know changed since the last revision.
+    confirmed
+        The fault has stood for as long as its kind asks before it may lead to an action.
     recurrence_of
         Number of earlier closed incidents of the same job, kind and culprit, by (kind, culprit); set by the correlator.
     """
@@ -67,6 +70,7 @@ class Case:
     closed_at_ns: int = 0
     support_at_ns: int = 0
     dirty: bool = True
+    confirmed: bool = False
     _lead: Finding | None = None
 
     @property
@@ -125,6 +129,14 @@ class Case:
         weak = before is None or not reach_at_least(before.verdict.reach, Reach.NOTIFY)
         if weak or before is None or before.culprit != after.culprit:
             self.verdict_at_ns = after.first_at_ns
+
+    def confirm(self, policy: Policy, now_ns: int) -> None:
+        """A fault that stands for long enough is worth a revision: from now on it may lead to an action."""
+        lead = self.lead(policy)
+        stood_ns = now_ns - lead.onset_at_ns
+        if not self.confirmed and not lead.cleared and stood_ns >= policy.kind(lead.verdict.kind).confirm_s * NS_PER_S:
+            self.confirmed = True
+            self.dirty = True
 
     def record(self, policy: Policy, now_ns: int) -> Incident:
         """The next revision."""
@@ -185,7 +197,7 @@ class Case:
         """The farthest of the verdicts that support the present culprit.
 
         Silence is no proof against a node, a shared cause has no node to act on, and without a job there is nothing to heal:
-        those never reach `act`.
+        those never reach `act`; nor does what has not stood for long enough.
         """
         supporting = [f for f in self.findings if f.culprit == lead.culprit and (not f.cleared or f is lead)]
         reach = highest_reach(
@@ -197,6 +209,7 @@ class Case:
             not self.job
             or lead.verdict.entity.kind in SHARED_ENTITIES
             or policy.kind(lead.verdict.kind).family is Family.TELEMETRY
+            or not self.confirmed
         )
         return Reach.NOTIFY if held and reach is Reach.ACT else reach
 
@@ -283,6 +296,7 @@ def case_of(incident: Incident) -> Case:
         closed_at_ns=times.closed_at_ns,
         support_at_ns=incident.observed_at_ns,
         dirty=False,
+        confirmed=incident.reach is Reach.ACT,
     )
 
 

@@ -121,6 +121,8 @@ class Correlator:
         """Let time pass: revisions to publish, oldest incident first. Nothing happens to an incident between ticks."""
         for case in list(self._cases.values()):
             self._follow(case, now_ns)
+            if case.live:
+                case.confirm(self._policy, now_ns)
             if case.dirty and now_ns >= case.due_at_ns:
                 self._publish(case, now_ns)
         out, self._out = self._out, []

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from trainwarden.errors import ConfigError
 from trainwarden.records import Mode, Reach, Verb, stable_id
+from trainwarden.settings import parse_duration_ms
 
 
 class Family(StrEnum):
@@ -37,6 +38,9 @@ class FaultKind:
     remedy
         Verbs in order. `remedy_on_recurrence` replaces it when the same culprit was hit by the same kind within
         `recurrence_window_s`.
+    confirm_s
+        How long the fault must have stood since its estimated onset before anything is done about it. Naming costs nothing, a
+        node costs a lot: a passing neighbour on the same processor is named, and gone before this is over.
     rank
         Strength when kinds compete for one incident: a killed process explains a hang, not the reverse.
     """
@@ -50,6 +54,7 @@ class FaultKind:
     severity: str = "warning"
     rank: int = 0
     recurrence_window_s: float = 3600.0
+    confirm_s: float = 0.0
 
 
 _KINDS = (
@@ -64,10 +69,11 @@ _KINDS = (
     FaultKind("fatal_code", Family.FAIL_STOP, "the driver or kernel reported a code that means broken hardware", Reach.ACT,
               _REMOVE, _REMOVE, "critical", 95),
     FaultKind("link_down", Family.FAIL_STOP, "a node's link carries nothing", Reach.ACT, _REMOVE, _REMOVE, "critical", 88),
-    FaultKind("link_slow", Family.FAIL_SLOW, "probes to and from a node are slow or lost", Reach.ACT, _REMOVE, _REMOVE, "major", 75),
+    FaultKind("link_slow", Family.FAIL_SLOW, "probes to and from a node are slow or lost", Reach.ACT, _REMOVE, _REMOVE, "major", 75,
+              confirm_s=8.0),
     FaultKind("fabric_slow", Family.FAIL_SLOW, "probes are slow everywhere: nobody is to blame", Reach.NOTIFY, (), (), "major", 78),
     FaultKind("compute_slow", Family.FAIL_SLOW, "one rank computes longer than its peers, who wait for it", Reach.ACT,
-              _REMOVE, _REMOVE, "major", 70),
+              _REMOVE, _REMOVE, "major", 70, confirm_s=15.0),
     FaultKind("data_slow", Family.FAIL_SLOW, "one rank waits for its input data", Reach.NOTIFY, (Verb.REBALANCE,),
               (Verb.REBALANCE,), "major", 72),
     FaultKind("job_slow", Family.FAIL_SLOW, "all ranks are slower alike: imbalance or a shared cause", Reach.NOTIFY, (), (), "warning", 20),
@@ -150,8 +156,8 @@ class Policy:
 
 
 def override_kind(kind: FaultKind, changes: Mapping[str, object]) -> FaultKind:
-    """`kind` with the operator's `changes` (keys reach, remedy, remedy_on_recurrence, severity)."""
-    known = {"reach", "remedy", "remedy_on_recurrence", "severity"}
+    """`kind` with the operator's `changes` (keys reach, remedy, remedy_on_recurrence, severity, confirm_s)."""
+    known = {"reach", "remedy", "remedy_on_recurrence", "severity", "confirm_s"}
     if unknown := set(changes) - known:
         raise ConfigError(
             f"policy.kinds.{kind.name}: unknown key {sorted(unknown)[0]!r}, expected one of {', '.join(sorted(known))}"
@@ -166,6 +172,8 @@ def _convert(kind: str, key: str, value: object) -> object:
     try:
         if key == "reach":
             return Reach(str(value))
+        if key == "confirm_s":
+            return parse_duration_ms(value, f"policy.kinds.{kind}.{key}", "s") / 1000
         if key.startswith("remedy"):
             if not isinstance(value, list | tuple):
                 raise ValueError(f"{value!r} is not a list of verbs")

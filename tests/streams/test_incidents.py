@@ -434,7 +434,9 @@ def test_a_slow_rank_keeps_its_incident_while_the_job_crawls_on() -> None:
         if second % 10 == 0:
             story.say(verdict("compute_slow", "n1", at_s=second, onset_s=0))
     assert story.only().status is IncidentStatus.OPEN
-    assert len(story.revisions) == 1, "the same news is told once"
+    reaches = [revision.reach for revision in story.revisions]
+    assert reaches == [Reach.NOTIFY, Reach.ACT], "named, then confirmed: the same news is told once"
+    assert story.revisions[1].observed_at_ns - story.revisions[1].timeline.fault_at_ns >= 15 * NS_PER_S
 
 
 def test_a_finished_job_closes_its_incidents_and_opens_no_more() -> None:
@@ -587,3 +589,24 @@ def test_no_storm_of_verdicts_makes_it_fail_or_grow(seed: int) -> None:
         assert numbers == list(range(1, len(numbers) + 1))
         assert len({i.dedup_key for i in story.revisions if i.incident_id == chain}) == 1
     assert len(story.correlator.open_incidents()) <= 40
+
+
+def test_a_slow_rank_that_is_well_again_before_it_is_confirmed_never_reaches_an_action() -> None:
+    story = Story()
+    for second in range(60):
+        story.go(second)
+        story.steps(second)
+        if second == 6:
+            story.say(verdict("compute_slow", "n1", at_s=second, onset_s=0))
+        if second == 12:
+            story.say(verdict("compute_slow", "n1", at_s=second, onset_s=12, clears=True))
+    assert story.revisions[0].culprits[0].node == "n1", "it is named all the same"
+    assert {revision.reach for revision in story.revisions} == {Reach.NOTIFY}
+
+
+def test_a_killed_rank_needs_no_confirmation() -> None:
+    story = Story()
+    story.go(0)
+    story.say(verdict("rank_killed", "n1", at_s=0, onset_s=0))
+    story.go(1)
+    assert story.only().reach is Reach.ACT

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trainwarden.clock import NS_PER_S
 from trainwarden.demo.faults.base import Expectation
 from trainwarden.demo.observer import Observed
-from trainwarden.records import ActionStatus, Incident, IncidentStatus
+from trainwarden.records import ActionStatus, Incident, IncidentStatus, Mode
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,10 @@ def _judge_progress(observed: Observed, expectation: Expectation, injection: Inj
 def _measure(observed: Observed, incident: Incident, injection: Injection, outcome: Outcome) -> None:
     at = injection.at_ns
     moments = {"first signal": incident.timeline.first_signal_at_ns, "verdict": incident.timeline.verdict_at_ns}
-    plans = [p for p in observed.plans if p.incident_id == incident.incident_id]
+    made = [p for p in observed.plans if p.incident_id == incident.incident_id]
+    plans = [
+        p for p in made if p.mode is Mode.AUTO
+    ] or made  # what is named before it is confirmed is recommended first
     started = [r for r in observed.done(ActionStatus.STARTED) if r.incident_id == incident.incident_id]
     finished_rows = [r for r in observed.done(ActionStatus.DONE) if r.incident_id == incident.incident_id and r.verb]
     moments["decision"] = min((p.observed_at_ns for p in plans), default=0)
