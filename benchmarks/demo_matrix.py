@@ -73,6 +73,16 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return f"{right} of {len(rows)} runs right; {after}"
 
 
+def keep(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write `rows` into `path`; earlier runs of the same fault and seed are replaced, others stay."""
+    path.parent.mkdir(exist_ok=True)
+    known = json.loads(path.read_text()) if path.exists() else []
+    fresh = {(row["fault"], row["seed"]) for row in rows}
+    kept = [row for row in known if (row["fault"], row["seed"]) not in fresh]
+    ordered = sorted([*kept, *rows], key=lambda row: (FAULTS.index(row["fault"]), row["seed"]))
+    path.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.2f}"
 
@@ -81,6 +91,7 @@ def main() -> int:
     """Run the matrix, print it, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--faults", nargs="*", default=list(FAULTS))
     parser.add_argument("--broker", default="tansu")
     args = parser.parse_args()
@@ -88,12 +99,11 @@ def main() -> int:
     print(f"{'fault':12} seed  verdict {'verdict':>7}  {'decided':>7}  {'resumed':>7}  lost  named", flush=True)
     rows = []
     for fault in faults:
-        for seed in range(1, args.seeds + 1):
+        for seed in range(args.first, args.first + args.seeds):
             rows.append(run(fault, seed, args.broker))
             print(line(rows[-1]), flush=True)
     print(summary(rows))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"demo_matrix_{args.broker}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    keep(rows, RESULTS / f"demo_matrix_{args.broker}.json")
     return 0 if all(row["exit"] == 0 for row in rows) else 1
 
 
