@@ -526,7 +526,12 @@ def test_rows_that_were_not_delivered_are_sent_again(rig4: Rig) -> None:
     wait_for("the plan to end", lambda: (p := service.ledger.newest_plan("i1")) and p.ended)
     rig4.bus.available = True  # type: ignore[attr-defined]
     assert rig4.end().status is ActionStatus.VERIFIED
-    assert [row.seq for row in service.ledger.rows_after(0)] == sorted({r.seq for r in rig4.results})
+
+    def all_told() -> bool:
+        rig4.read()
+        return sorted({r.seq for r in rig4.results}) == [row.seq for row in service.ledger.rows_after(0)]
+
+    wait_for("every row of the ledger to be told, the lost one too", all_told)
 
 
 def test_the_api_shows_ledger_nodes_and_incidents(rig4: Rig) -> None:
@@ -578,4 +583,4 @@ def test_a_decision_takes_milliseconds(rig4: Rig) -> None:
         warden.mute = True
     rig4.report(kind="rank_killed")
     wait_for("the decision", lambda: rig4.read() and rig4.plans)
-    assert service.metrics.value("tw_decision_ms_count") == 1
+    wait_for("the decision to be measured", lambda: service.metrics.value("tw_decision_ms_count") == 1)
