@@ -88,10 +88,10 @@ class Case:
             self._lead = choose(self.findings, policy)
         return self._lead
 
-    def clear(self, kind: str, culprit: str) -> None:
-        """A detector took an opinion back."""
+    def clear(self, kind: str, culprit: str, at_ns: int) -> None:
+        """A detector took an opinion back. A successor reads the last minute again: what is newer than the taking back still holds."""
         for finding in self.findings:
-            if (finding.verdict.kind, finding.culprit) == (kind, culprit):
+            if (finding.verdict.kind, finding.culprit) == (kind, culprit) and finding.verdict.observed_at_ns <= at_ns:
                 finding.cleared, self._lead = True, None
 
     def absorb(self, other: Case) -> None:

@@ -173,7 +173,7 @@ class Correlator:
     def _clear(self, verdict: Verdict, job: str) -> None:
         for case in self._cases.values():
             if job in ("", case.job):
-                case.clear(verdict.kind, culprit_of(verdict.entity))
+                case.clear(verdict.kind, culprit_of(verdict.entity), verdict.observed_at_ns)
 
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
         """The live case that this verdict supports, is explained by, or takes over."""

@@ -610,3 +610,13 @@ def test_a_killed_rank_needs_no_confirmation() -> None:
     story.say(verdict("rank_killed", "n1", at_s=0, onset_s=0))
     story.go(1)
     assert story.only().reach is Reach.ACT
+
+
+def test_a_taking_back_of_an_earlier_fault_that_is_read_again_does_not_touch_a_new_one() -> None:
+    """The successor of a killed worker hears the newest verdict from its group first, and then reads the last minute again."""
+    story = Story()
+    story.go(20)
+    story.say(verdict("rank_killed", "n1", at_s=20, onset_s=19))
+    story.say(verdict("rank_killed", "n1", at_s=5, onset_s=5, clears=True))
+    story.go(21)
+    assert story.only().reach is Reach.ACT
