@@ -9,7 +9,7 @@ SEED ?= 0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration bench clean install
+.PHONY: demo test lint unit integration test-faults bench clean install
 
 install: $(STAMP)
 
@@ -34,7 +34,11 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -n 3 -m "not (kafka or torch or slow or root)"
 
 integration: $(STAMP)
-	$(BIN)/python -m pytest -m "kafka or torch or slow or root"
+	$(BIN)/python -m pytest -m "(kafka or torch or slow or root) and not faults"
+
+# kills, broker restarts, garbage, Ctrl-C: whole clusters on Apache Kafka, about a quarter of an hour, alone on the machine
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -m faults
 
 test: lint unit integration
 
