@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -183,6 +184,15 @@ class Cluster:
                 return dict(json.loads(answer.read()))
         except (OSError, ValueError):
             return {}
+
+    def ask_store(self, query: str) -> str:
+        """The store's answer as tab-separated text; empty when it does not answer."""
+        where = urllib.parse.urlencode({"database": "trainwarden", "query": query})
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports.store}/?{where}", timeout=2.0) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError):
+            return ""
 
     def trainer_pid(self, number: int) -> int:
         """Process id of the rank on a node; 0 when there is none."""

@@ -20,6 +20,7 @@ from trainwarden.records import ActionResult, Incident, Plan, Verdict
 
 WARM_STEPS = 150
 START_S = 120.0
+STORE_S = 15.0
 SETTLE_S = 8.0
 """After a recommendation the job is watched for so long: nothing may be done to it."""
 
@@ -66,6 +67,7 @@ def run(
         stage.begin()
         injection = stage.hurt()
         stage.watch(injection, deadline_s if stage.expectation.kinds else quiet_s)
+        stage.wait_for_store()
         outcome = judge(stage.observer.observed, stage.expectation, injection)
         result = Run(outcome, injection, stage.observer, receiver, cluster)
         if before_stop is not None:
@@ -119,6 +121,17 @@ class _Stage:
                 return
             self.cluster.children.require_alive()
             time.sleep(0.1)
+
+    def wait_for_store(self) -> None:
+        """Let the store catch up with what was told, so that it holds the whole story when it stops; it may be late, not for ever."""
+        told = {i.incident_id: i.status.value for i in self.observer.observed.loud_incidents()}
+        query = "select incident_id, status from incidents format TabSeparated"
+        begun = time.monotonic()
+        while told and time.monotonic() - begun < STORE_S:
+            rows = [line.split("\t") for line in self.cluster.ask_store(query).splitlines()]
+            if told.items() <= {row[0]: row[-1] for row in rows}.items():
+                return
+            time.sleep(0.2)
 
     def end(self) -> None:
         """Take everything away; one thing that fails does not keep the others."""
