@@ -270,13 +270,20 @@ class StepsSource(Source):
             old.close()
 
 
+NOT_FINITE = "is not finite"
+"""How the hook's reason ends when it refuses to save a state whose loss or gradients are not finite."""
+
+
 def event_code(datagram: Datagram) -> tuple[str, str]:
     """Log code and severity of a save, restore or bye."""
     if datagram.t == "bye":
         return "hook_bye", "info"
     if datagram.t == "restore":
         return ("restored", "info") if datagram.ok else ("restore_failed", "error")
-    return ("save_ok", "info") if datagram.ok else ("save_failed", "error")
+    if datagram.ok:
+        return "save_ok", "info"
+    # a state that is not finite must not be saved: the refusal is right, what is wrong is told by the steps
+    return ("save_refused", "warning") if datagram.error.endswith(NOT_FINITE) else ("save_failed", "error")
 
 
 def bind(path: Path, buffer_bytes: int) -> socket.socket:

@@ -23,7 +23,7 @@ _PROCESS_CODES = frozenset({"oom_kill", "segfault", "cuda_oom", "cuda_error"})
 """Say something of a process or its memory, whatever their severity: never of broken hardware."""
 _SYMPTOMS = frozenset({"nccl_timeout", "nccl_net_error", "nccl_peer_closed"})
 """Said by victims: who times out first is not who is to blame."""
-_HOOK_CODES = frozenset({"worker_exit", "save_ok", "restored", "hook_bye"})
+_HOOK_CODES = frozenset({"save_refused", "worker_exit", "save_ok", "restored", "hook_bye"})
 _MAX_SAID = 4096
 
 

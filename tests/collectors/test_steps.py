@@ -252,3 +252,10 @@ def test_an_evaluation_that_begins_is_known_and_no_dead_letter(tmp_path: Path) -
     [state] = board.context.ranks.layouts()["j"]
     assert (state.phase, state.last_step) == ("eval", 17)
     assert not board.outlet.letters
+
+
+def test_a_refused_save_is_no_failed_one(tmp_path: Path) -> None:
+    board, source = built(tmp_path)
+    for error in ("the loss of step 179 is not finite", "No space left on device"):
+        source.handle(datagram("save", rank=0, step=180, where="memory", ok=False, error=error))
+    assert board.outlet.codes == ["save_refused", "save_failed"]

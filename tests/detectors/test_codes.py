@@ -54,3 +54,7 @@ def test_memory_of_what_was_said_is_bounded() -> None:
         event = LogEvent(node=f"n{number}", code="xid:79", severity="critical", observed_at_ns=number)
         detector.update(Frame(number, (), (), (event,), Topology()))
     assert len(detector.snapshot()) < 4096 * 40
+
+
+def test_a_refused_save_means_nothing_by_itself() -> None:
+    assert meaning_of(LogEvent(code="save_refused", severity="warning")) is None
