@@ -130,7 +130,8 @@ class Warden:
         if self.memory.order and order.generation < self.memory.order["generation"]:
             newest = self.memory.order["generation"]
             return _answer("refused", f"generation {order.generation} is below {newest}, ordered before")
-        if self.memory.finished:
+        # the launcher says so a moment before it has ended and the warden has written it down
+        if self.memory.finished or self.status()["state"] == "finished":
             return _answer("refused", f"the job is finished on node {self.memory.node}")
         if self.memory.node not in order.members:
             self.gate.persist(lambda memory: setattr(memory, "order", args))
