@@ -244,14 +244,12 @@ def test_a_coordinated_save_over_two_nodes(make: Make) -> None:
 def test_nan_gradients_name_their_rank_and_are_never_saved(
     make: Make, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINWARDEN_TEST_NAN_AT", "22")
+    # the step before a save is always measured whole; in others the budget may leave the norm out on a loaded machine
+    monkeypatch.setenv("TRAINWARDEN_TEST_NAN_AT", "24")
     cluster = with_wardens(make(2, flags=("--nnodes", "2"), script="bad_loss.py"))
     cluster.wait_rows(1, 32, 2)
-    rows = [row for row in collector.of("step") if row["step"] == 22]
-    # on a loaded machine the norm of a step may be left out for the budget's sake; where it is measured it must tell them apart
-    measured = {row["rank"]: row["grad_norm_local"] for row in rows if "grad_norm_local" in row}
-    assert measured.get(0) != "nan"
-    assert measured.get(1, "nan") == "nan"
+    rows = [row for row in collector.of("step") if row["step"] == 24]
+    assert {row["rank"]: row.get("grad_norm_local") == "nan" for row in rows} == {0: False, 1: True}
     refused = [row for row in collector.of("save") if row["step"] == 25 and not row["ok"]]
     assert {row["rank"] for row in refused} == {0, 1}
     assert all("not finite" in row["error"] for row in refused)
