@@ -113,7 +113,7 @@ class Job:
     def open(self) -> None:
         """Say hello to the collector and open the mailbox."""
         environment = self.environment
-        self.sender.send(
+        self.recorder.outbox.send(
             "hello",
             {
                 **environment.identity(),
@@ -220,7 +220,7 @@ class Job:
 
     def on_save(self, report: SaveReport) -> None:
         """Tell collector and launcher what became of a save."""
-        self.sender.send(
+        self.recorder.outbox.send(
             "save",
             {
                 **self.environment.identity(),
@@ -257,8 +257,9 @@ class Job:
         if self._saver is not None:
             self.guard("saver", self._saver.close)
             self.guard("segments", self._give_memory_back)
-        self.guard("drain", self.recorder.drain)
-        self.sender.send("bye", {**self.environment.identity(), "reason": reason, "errors": sum(self.errors.values())})
+        outbox = self.recorder.outbox
+        outbox.send("bye", {**self.environment.identity(), "reason": reason, "errors": sum(self.errors.values())})
+        self.guard("flush", outbox.flush)
         self.mailbox.close()
 
     def _give_memory_back(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from trainwarden_hook.gradients import MAX_FAILURES, SAMPLE_PARTS, GradientTap, Stride
+from trainwarden_hook.rows import Row
 from trainwarden_hook.scalars import DeviceScalar, here, is_bad, read
 
 
@@ -73,6 +75,15 @@ def test_between_measurements_a_good_norm_is_absent_and_nan_is_told() -> None:
     assert math.isnan(local)
     local, _ = one_step(tap, torch.full((1000,), math.inf))
     assert math.isinf(local) or math.isnan(local)
+
+
+def test_nan_that_came_through_the_backward_pass_is_told_when_nothing_else_may_be_afforded() -> None:
+    tap = expensive()
+    tap.sample_stride.every = 10**9
+    for step in range(20):
+        assert one_step(tap, torch.ones(9), torch.ones(5000))[0] is None, step
+    local, _ = one_step(tap, torch.full((9,), math.nan), torch.full((5000,), math.nan))
+    assert math.isnan(local)
 
 
 def test_a_single_nan_is_seen_once_the_parts_have_gone_round() -> None:
@@ -155,6 +166,16 @@ def test_gradients_with_the_hook_are_bit_for_bit_those_without() -> None:
             assert torch.equal(a.grad, b.grad)
         total = torch.sqrt(sum((p.grad.square().sum() for p in hooked.parameters()), torch.zeros(())))
         assert tap.reduced_norm(must_measure=True) == pytest.approx(float(total), rel=1e-5)
+
+
+@pytest.mark.parametrize(("value", "told"), [(3.0, None), (math.nan, "nan"), (math.inf, "inf")])
+def test_the_norm_of_a_part_is_told_only_if_it_is_not_finite(value: float, told: str | None) -> None:
+    on_its_way = DeviceScalar(torch.tensor(value), lambda: True, lambda: None)
+    times = {"began_ns": 0, "entered_ns": 1, "ended_ns": 9, "wall_ns": 9, "checkpoint_ns": 0, "cpu_ns": 5, "own_ns": 1}
+    when = {"handed_ns": 0, "reduced_ns": 0, "backward_left_ns": 0, "parts": [0, 0, 0, 0]}
+    made = Row('{"t":"step"', 3, False, norm_local=on_its_way, partial=True, **times, **when)  # type: ignore[arg-type]
+    row = json.loads(made.body())
+    assert row.get("grad_norm_local") == told
 
 
 def test_a_number_on_its_way_from_a_device_is_never_waited_for() -> None:
