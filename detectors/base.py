@@ -6,6 +6,7 @@ was known. Everything downstream is a pure function of the sequence of frames, s
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -105,12 +106,16 @@ class Detector(ABC):
 
     Subclasses set `name`, `version`, `kinds` (what they may say, see `trainwarden.policy.KINDS`) and `Settings`, a frozen dataclass whose
     fields become the configuration keys ``detectors.<name>.<field>``. State lives in attributes; `snapshot` must hold all of it.
+
+    `false_alarms_per_node_day` is what the detector promises: opinions that could open an incident (of a detector that only supports
+    others: all opinions), counted once however often restated, per node and day of health. The contract holds it to that.
     """
 
     name: ClassVar[str] = ""
     version: ClassVar[int] = 1
     kinds: ClassVar[tuple[str, ...]] = ()
     Settings: ClassVar[type[Any]] = NoSettings
+    false_alarms_per_node_day: ClassVar[float] = math.inf
 
     def __init__(self, settings: Any | None = None) -> None:
         self.settings = self.Settings() if settings is None else settings
