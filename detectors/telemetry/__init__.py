@@ -1,0 +1,1 @@
+"""What the telemetry says about itself: faults of the witnesses, not of the nodes."""
