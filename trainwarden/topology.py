@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainwarden.parallel import KEYS, ParallelLayout, parallel_layout
 from trainwarden.records import TopologyEvent
 
 PRECEDENCE = ("operator", "scheduler", "hook", "inferred")
@@ -12,11 +13,12 @@ PRECEDENCE = ("operator", "scheduler", "hook", "inferred")
 
 @dataclass(frozen=True)
 class JobLayout:
-    """Placement of one attempt of a job: rank → (node, device)."""
+    """Placement of one attempt of a job: rank → (node, device). `attributes` say how it is parallel (`trainwarden.parallel`)."""
 
     job: str
     attempt: int
     ranks: dict[int, tuple[str, str]]
+    attributes: dict[str, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -29,6 +31,22 @@ class JobLayout:
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """Ranks that run on `node`."""
         return tuple(sorted(rank for rank, (where, _) in self.ranks.items() if where == node))
+
+    @property
+    def parallel(self) -> ParallelLayout | None:
+        """How the job is parallel; None when nobody said so, or what was said does not fit the number of ranks."""
+        return parallel_layout(self.attributes, max(self.ranks, default=-1) + 1)
+
+    def stage_of(self, rank: int) -> int:
+        """Pipeline stage of a rank; 0 when the layout is unknown."""
+        return self.parallel.coordinate(rank, "pp") if self.parallel and rank in self.ranks else 0
+
+    def peers_of(self, rank: int) -> tuple[int, ...]:
+        """Ranks that do the same work as `rank` on other data, itself included; all ranks when the layout is unknown."""
+        if self.parallel is None or rank not in self.ranks:
+            return tuple(sorted(self.ranks))
+        groups = self.parallel.peer_groups()
+        return tuple(sorted(other for other in self.ranks if groups[other] == groups[rank]))
 
 
 @dataclass
@@ -92,7 +110,8 @@ class Topology:
             return self._merge_ranks(name, event, ranks)
         if known is None or standing > known:
             self._job_origin[name] = standing
-            self._jobs[name] = JobLayout(name, event.attempt, ranks)
+            before = self._jobs.get(name)
+            self._jobs[name] = JobLayout(name, event.attempt, ranks, _parallel_attributes(event, before))
         return None
 
     def _merge_ranks(self, name: str, event: TopologyEvent, ranks: dict[int, tuple[str, str]]) -> str | None:
@@ -100,5 +119,12 @@ class Topology:
         for rank, place in ranks.items():
             if layout.ranks.get(rank, place)[0] != place[0]:
                 return f"job {name} attempt {event.attempt}: rank {rank} is claimed by {layout.ranks[rank][0]} and by {place[0]}"
-        self._jobs[name] = JobLayout(name, event.attempt, {**layout.ranks, **ranks})
+        attributes = _parallel_attributes(event, layout)
+        self._jobs[name] = JobLayout(name, event.attempt, {**layout.ranks, **ranks}, attributes)
         return None
+
+
+def _parallel_attributes(event: TopologyEvent, before: JobLayout | None) -> dict[str, str]:
+    """What the event says of the job's layout, all of it or none: else what was said before still holds (restarts rarely change it)."""
+    said = {key: event.attributes[key] for key in KEYS if key in event.attributes}
+    return said or (before.attributes if before else {})
