@@ -65,6 +65,20 @@ class Replayed:
     verdicts: list[Verdict] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     frames: int = 0
+    nodes: set[str] = field(default_factory=set)
+    first_ns: int = 0
+    last_ns: int = 0
+
+    @property
+    def node_days(self) -> float:
+        """Nodes times days of what was replayed."""
+        return len(self.nodes) * (self.last_ns - self.first_ns) / (86_400 * NS_PER_S)
+
+    def saw(self, frame: Frame) -> None:
+        """Count a frame, its nodes and its time."""
+        self.frames += 1
+        self.nodes.update(node for tick in frame.ticks for node in tick.nodes)
+        self.first_ns, self.last_ns = self.first_ns or frame.now_ns, frame.now_ns
 
     def newest(self) -> list[Incident]:
         """Last revision of each incident, in order of opening."""
@@ -81,9 +95,9 @@ class _Telling:
 
     def take(self, frame: Frame | None, verdicts: Sequence[Verdict], now_ns: int) -> None:
         """One frame's worth."""
-        self.told.frames += frame is not None
         self.told.verdicts.extend(verdicts)
         if frame is not None:
+            self.told.saw(frame)
             self.correlator.on_frame(frame)
         while self.actions and self.actions[0][0] <= now_ns:
             self._act(self.actions.pop(0)[1])
@@ -122,9 +136,14 @@ def replay(path: Path, config: Config) -> Replayed:
 
 
 def replay_recording(directory: Path, config: Config) -> Replayed:
-    """Our own format: every run of the worker that the recording holds, each with the cuts it made."""
-    told = Replayed()
+    """Our own format: every run of the worker that the recording holds, each with the cuts it made.
+
+    A recording without a worker (of a simulator, or of collectors alone) is cut on a simulated clock.
+    """
     cuts, snapshots, actions = _read_side_topics(directory)
+    if not cuts:
+        return replay_records(_raw_records(directory), config)
+    told = Replayed()
     for number, run in enumerate(state.epochs(cuts)):
         telling = _Telling(Correlator(config.cluster, config.policy), told, list(actions))
         _replay_epoch(directory, config, telling, run, _start_of(run, snapshots, number))
@@ -198,11 +217,12 @@ def _read_side_topics(directory: Path) -> tuple[list[FrameCut], list[StateSnapsh
             snapshots.append(found)
         elif found is not None:
             actions.append((found.observed_at_ns, found))
-    if not cuts:
-        raise UsageError(
-            f"{directory}: no cuts in it: record while a worker runs, a replay needs to know how it cut its input"
-        )
     return cuts, snapshots, sorted(actions, key=lambda entry: entry[0])
+
+
+def _raw_records(directory: Path) -> list[Record]:
+    records = [_decoded(message) for message in recording.read(directory) if message.topic in RAW_NAMES]
+    return [found for found in records if found is not None]
 
 
 def _decoded(message: Message) -> Any:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from streams.evaluate import Score, score
 from streams.recordings import real_faults
 from streams.recordings.real_faults import Label, RecordingError
 from streams.replay import replay_records
+from streams.scoring import Score, score
 from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config
 from trainwarden.records import Catalog, Incident, LogEvent, Placement, Reach, Record, StepReport, Tick, TopologyEvent
@@ -39,8 +39,8 @@ def judged(run: str, records: Sequence[Record], labels: Sequence[Label]) -> tupl
 
 def assert_in_time(result: Score) -> None:
     assert result.right, result.line()
-    for kind, delay_s in result.found:
-        assert delay_s <= DELAY_S.get(kind, EVERY_OTHER_DELAY_S), result.line()
+    for fault in result.found:
+        assert fault.delay_s <= DELAY_S.get(fault.kind, EVERY_OTHER_DELAY_S), result.line()
 
 
 @pytest.mark.parametrize("run", real_faults.runs(DATA))

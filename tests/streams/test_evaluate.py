@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from streams.evaluate import RIGHT_KINDS, score
+from streams.evaluate import evaluate, find_runs, summarise
+from streams.recording import Recorder
 from streams.recordings.real_faults import Label
-from tests.streams.synthetic import START_NS
+from streams.scoring import RIGHT_KINDS, score
+from tests.streams.synthetic import START_NS, Cluster
+from trainwarden.bus import Message
 from trainwarden.clock import NS_PER_S
+from trainwarden.config import from_table
 from trainwarden.errors import UsageError
-from trainwarden.records import Entity, EntityKind, Incident, Reach, Timeline
+from trainwarden.records import Entity, EntityKind, Incident, Reach, Timeline, encode
 
 ABLE = frozenset(kind for kinds in RIGHT_KINDS.values() for kind in kinds)
 
@@ -29,7 +36,7 @@ def incident(kind: str, node: str = "", *, at_s: float = 33, closed_s: float = 0
 def test_right_culprit_and_kind_is_right_with_its_delay() -> None:
     result = score("r", [incident("compute_slow", "node2")], [label("cpu_throttle", "node2")], ABLE)
     assert result.right
-    assert result.found == [("cpu_throttle", 3.0)]
+    assert [(f.kind, f.delay_s, f.said) for f in result.found] == [("cpu_throttle", 3.0, "compute_slow")]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +57,15 @@ def test_an_innocent_node_that_would_be_removed_is_a_false_action_whatever_else_
 
 def test_clean_runs_shared_causes_and_hard_negatives_must_not_isolate() -> None:
     assert not score("clean", [incident("compute_slow", "node1")], [], ABLE).right
-    assert score("clean", [incident("job_slow", act=False)], [], ABLE).right
+    assert not score("clean", [incident("job_slow", act=False)], [], ABLE).right
     fabric = [label("fabric_slow")]
     assert score("f", [incident("fabric_slow", act=False)], fabric, ABLE).right
     assert not score("f", [incident("fabric_slow", act=False), incident("link_slow", "node1")], fabric, ABLE).right
     mild = [label("cpu_throttle_mild", "node1")]
     assert score("m", [], mild, ABLE).right
-    assert score("m", [incident("compute_slow", "node1")], mild, ABLE).right
-    assert not score("m", [incident("compute_slow", "node3")], mild, ABLE).right
+    assert score("m", [incident("compute_slow", "node1", act=False)], mild, ABLE).right
+    assert not score("m", [incident("compute_slow", "node1")], mild, ABLE).right
+    assert not score("m", [incident("compute_slow", "node3", act=False)], mild, ABLE).right
 
 
 def test_a_fault_that_returns_while_its_incident_is_open_was_named() -> None:
@@ -71,6 +79,56 @@ def test_kinds_that_no_detector_can_say_are_told_apart_from_misses() -> None:
     assert (result.skipped, result.missed) == (["sdc_bitflip"], [])
 
 
-def test_a_label_nobody_knows_is_an_error_and_not_a_pass() -> None:
-    with pytest.raises(UsageError, match="unknown kind 'gremlin'"):
-        score("r", [], [label("gremlin", "node2")], ABLE)
+def test_a_label_nobody_knows_is_judged_by_its_node() -> None:
+    assert score("r", [incident("suspect_code", "node2")], [label("gremlin", "node2")], ABLE).right
+    wrong = score("r", [incident("suspect_code", "node1")], [label("gremlin", "node2")], ABLE)
+    assert wrong.missed == ["gremlin"]
+    assert not score("r", [], [label("gremlin", "node2")], ABLE).right
+
+
+def test_the_summary_counts_events_and_delays() -> None:
+    good = score("a", [incident("compute_slow", "node2")], [label("cpu_throttle", "node2")], ABLE, 0.5)
+    stray = score("b", [incident("suspect_code", "node1", act=False)], [], ABLE, 0.5)
+    summary = summarise([good, stray])
+    assert (summary["runs_right"], summary["event_precision"], summary["event_recall"]) == (1, 0.5, 1.0)
+    assert (summary["false_incidents_per_node_day"], summary["delay_p50_s"], summary["culprit_first_right"]) == (
+        1.0,
+        3.0,
+        1.0,
+    )
+
+
+def test_own_recordings_with_labels_are_found_and_scored(tmp_path: Path) -> None:
+    cluster = Cluster()
+    with Recorder(tmp_path / "quiet") as recorder:
+        for topic, partition, record in cluster.announcements():
+            recorder.write(Message(topic, partition, 0, b"", encode(record), 0))
+        for second in range(30):
+            for topic, partition, record in cluster.second(second):
+                recorder.write(Message(topic, partition, 0, record.node.encode(), encode(record), 0))
+    (tmp_path / "quiet" / "labels.json").write_text('{"labels": []}')
+    lines: list[str] = []
+    assert evaluate(tmp_path, from_table({}), lines.append, as_json=True)
+    run, summary = map(json.loads, lines)
+    assert (run["run"], run["right"], run["clean"]) == ("quiet", True, True)
+    assert summary["summary"]["node_days"] > 0
+
+
+BAD_LABELS = ("[]", "{", '{"labels": [{"kind": "x"}]}', '{"labels": [{"kind": "x", "nodes": 3, "start": 1, "end": 2}]}')
+
+
+@pytest.mark.parametrize("text", BAD_LABELS)
+def test_labels_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
+    Recorder(tmp_path / "run").close()
+    (tmp_path / "run" / "labels.json").write_text(text)
+    with pytest.raises(UsageError, match=r"labels\.json"):
+        find_runs(tmp_path)
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    Recorder(tmp_path / "run").close()
+    (tmp_path / "run" / "labels.json").write_text('{"labels": []}')
+    with pytest.raises(UsageError, match=r"'other': there are run"):
+        find_runs(tmp_path, ["other"])
+    with pytest.raises(UsageError, match="no recordings with labels"):
+        find_runs(tmp_path / "run" / "below")

@@ -81,11 +81,16 @@ def test_live_topics_are_recorded_until_told_to_stop(tmp_path: Path) -> None:
     assert [m.offset for m in recording.read(tmp_path / "r")] == list(range(7))
 
 
-def test_a_recording_without_a_worker_cannot_be_replayed(tmp_path: Path) -> None:
+def test_a_recording_without_a_worker_is_cut_on_a_simulated_clock(tmp_path: Path) -> None:
+    cluster = Cluster()
+    placed = [*cluster.announcements(), *(p for second in range(30) for p in cluster.second(second))]
     with Recorder(tmp_path / "r") as recorder:
-        recorder.write(message(1))
-    with pytest.raises(UsageError, match="no cuts in it"):
-        replay(tmp_path / "r", CONFIG)
+        for topic, partition, found in placed:
+            recorder.write(Message(topic, partition, 0, b"", encode(found), 0))
+    told = replay(tmp_path / "r", CONFIG)
+    assert told == replay_records([found for _, _, found in placed], CONFIG)
+    assert told.nodes == set(cluster.nodes)
+    assert told.node_days > 0
 
 
 def test_records_without_arrival_times_are_cut_on_a_simulated_clock() -> None:

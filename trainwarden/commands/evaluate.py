@@ -15,12 +15,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def run(
-    directory: Annotated[Path, typer.Argument(help="folder of real-fault tables with labels")],
+    directory: Annotated[
+        Path, typer.Argument(help="folder of labelled recordings: real-fault tables, or our own with labels.json")
+    ],
     runs: Annotated[list[str] | None, typer.Argument(help="only these runs")] = None,
     config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line, the summary last")] = False,
 ) -> None:
     """Score the incidents of labelled recordings: one line a run, a summary last, exit 0 when all are right."""
     from streams.evaluate import evaluate
 
-    right = evaluate(directory, configuration.load(config), print, tuple(runs or ()))
+    right = evaluate(directory, configuration.load(config), print, tuple(runs or ()), as_json)
     raise SystemExit(0 if right else 1)
