@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from streams import report
-from streams.causes import SHARED_ENTITIES, Finding, choose, culprit_of, explains, rank_causes
+from streams.causes import PROMOTER, SHARED_ENTITIES, Finding, choose, culprit_of, explains, rank_causes
 from trainwarden.clock import NS_PER_S
 from trainwarden.policy import Family, FaultKind, Policy, highest_reach, reach_at_least
 from trainwarden.records import (
@@ -312,7 +312,7 @@ def promoted(verdict: Verdict, leaf: str, nodes: list[str]) -> Verdict:
     return replace(
         verdict,
         verdict_id=stable_id("promoted", verdict.kind, leaf, verdict.job, verdict.verdict_id),
-        detector="correlator",
+        detector=PROMOTER,
         entity=Entity(EntityKind.LEAF, leaf),
         rank=-1,
         reach=Reach.NOTIFY,

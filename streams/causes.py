@@ -21,6 +21,8 @@ STOP_SLACK_NS = 2 * NS_PER_S
 SAME_MOMENT_NS = 1500 * NS_PER_MS
 """Stops closer than this are ordered by strength, others by time: what stopped later was stopped by what stopped first."""
 SURE = 0.8
+PROMOTER = "correlator"
+"""Detector of verdicts that the correlator made of several."""
 
 
 @dataclass
@@ -118,9 +120,15 @@ def _explains_blameless(cause: Finding, effect: Finding, policy: Policy) -> bool
 
 
 def _explains_below(cause: Finding, effect: Finding, policy: Policy) -> bool:
-    """A shared cause explains links below it, and slowness of which nobody is sure."""
+    """A shared cause explains links below it, and slowness of which nobody is sure.
+
+    Below a leaf or along a rail are the victims that its detector names; what the correlator added up itself is judged by it.
+    """
     if effect.verdict.entity.kind in SHARED_ENTITIES:
         return cause.verdict.entity.kind is EntityKind.FABRIC
+    below = cause.verdict.victims if cause.verdict.detector != PROMOTER else ()
+    if below and cause.verdict.entity.kind is not EntityKind.FABRIC and node_of(effect.verdict.entity) not in below:
+        return False
     if effect.verdict.kind in LINKS:
         return True
     slow = policy.kind(effect.verdict.kind).family is Family.FAIL_SLOW

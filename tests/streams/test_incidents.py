@@ -236,6 +236,21 @@ def test_several_nodes_of_one_leaf_are_the_leaf() -> None:
     assert {"n0", "n2"} <= set(incident.victims)
 
 
+def test_a_slow_leaf_explains_links_below_it_and_no_other() -> None:
+    story = Story()
+    leaf = Entity(EntityKind.LEAF, "leafA")
+    story.say(
+        verdict("link_slow", "n1"),
+        verdict("link_slow", "n7"),
+        verdict("subnet_slow", reach=Reach.NOTIFY, entity=leaf, victims=("n0", "n1", "n2")),
+    )
+    story.go(3)
+    assert {(i.kind, str(i.culprits[0])) for i in story.live()} == {
+        ("subnet_slow", str(leaf)),
+        ("link_slow", "node:n7"),
+    }
+
+
 def test_one_node_of_a_leaf_stays_a_node() -> None:
     story = Story()
     for number in range(6):
