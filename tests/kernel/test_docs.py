@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from detectors.base import registry
-from trainwarden.commands.config import configuration_page, metrics_page, registries
+from trainwarden.commands.config import configuration_page, detectors_page, metrics_page, registries
 from trainwarden.policy import KINDS, FaultKind
 from trainwarden.records import Verb
 from trainwarden.selfmetrics import NAMES, meanings
@@ -31,6 +31,7 @@ SECTIONS = (
     [
         ("docs/configuration.md", configuration_page, "trainwarden config docs"),
         ("docs/metrics.md", metrics_page, "trainwarden config metrics"),
+        ("docs/detectors.md", detectors_page, "trainwarden config detectors"),
     ],
 )
 def test_a_generated_page_is_current(page: str, text: object, command: str) -> None:
@@ -51,6 +52,12 @@ def test_every_plugin_is_documented() -> None:
     assert len(keys) > 100
     page = configuration_page()
     assert [key for key in keys if f"| `{key}` |" not in page] == []
+
+
+def test_every_detector_says_how_it_works() -> None:
+    rows = [row for row in detectors_page().splitlines() if row.startswith("| `")]
+    assert len(rows) == len(registry().all())
+    assert not [row for row in rows if row.endswith("|  |") or "| inf |" in row]
 
 
 def test_every_metric_has_a_kind_and_a_meaning() -> None:
