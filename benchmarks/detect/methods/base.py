@@ -6,8 +6,9 @@ top, so that a missing one is reported as such and the rest still runs.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,15 @@ class Method(ABC):
     depends: ClassVar[tuple[str, ...]] = ()
     """Our own modules whose source is part of this method's version, such as `detectors.series`."""
     most_rows: ClassVar[int | None] = None
-    """Longest input it can finish in reasonable time; longer ones are thinned by the runner, and the output says so."""
+    """Most training rows it can take in reasonable time; of more, every n-th is given to it, and the output says so."""
+    step_s: float = 60.0
+    """Seconds between two rows; the runner sets it before `fit`."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import (and compile) what the method needs; not counted as its time, but as its memory."""
+        for package in cls.needs:
+            foreign(package)
 
     @abstractmethod
     def fit(self, train: F64, seed: int) -> None:
@@ -54,3 +63,8 @@ class Method(ABC):
     @abstractmethod
     def score(self, test: F64) -> F64:
         """Score of each row of `test` [T, F]: higher is more anomalous, finite, length T."""
+
+
+def foreign(module: str) -> Any:
+    """Import a package that only the benchmark's environment has."""
+    return importlib.import_module(module)

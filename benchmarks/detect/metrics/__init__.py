@@ -1,0 +1,1 @@
+"""Metrics: each works on plain arrays of scores, alarms and labelled spans."""
