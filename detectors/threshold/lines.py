@@ -1,0 +1,397 @@
+"""A line for every series, online: usual place and spread, extreme-value tails and shifts of rows × columns series in one pass.
+
+This is the scorer without frames, names or verdicts. Rows are things (nodes, devices) that have a load and a phase, columns their
+metrics; a set of unrelated series is one column. Work is done in blocks of rows that fit the cache, in place, without temporaries that
+grow with the number of series; only points beyond the 98 % quantile of their series (some percent) are looked at one by one, as arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.state import Array, decode_state, encode_state
+from detectors.threshold.places import CLIP, Places
+from detectors.threshold.shifts import Shifts
+from detectors.threshold.tails import SHARE, Tails
+
+F32 = NDArray[np.float32]
+_BLOCK_SERIES = 16_384
+"""Series per block: about ten float32 arrays of them stay within a core's second-level cache."""
+_OPEN_WEIGHT = 0.2
+_LEVEL_SCORE = float(-np.log10(2.0 * SHARE))
+
+
+@dataclass(frozen=True)
+class LineSettings:
+    """Settings of `Lines`.
+
+    Attributes
+    ----------
+    risk
+        Probability that a healthy point of a series passes its line, both sides together.
+    warm_ticks
+        Values of a series before it has a line.
+    persist_ticks, calm_ticks
+        Ticks in a row beyond the line before a series opens, and within it before it closes.
+    forgetting
+        Weight of a tick in the usual place and spread; an open series learns at a fifth of it, so that a lasting shift becomes usual.
+    least_height
+        Spreads that a point must be out at least, whatever its tail says.
+    """
+
+    risk: float = 1e-5
+    warm_ticks: int = 30
+    persist_ticks: int = 5
+    calm_ticks: int = 5
+    forgetting: float = 0.01
+    least_height: float = 4.0
+
+
+class LinesState(msgspec.Struct):
+    """Everything that `Lines` knows; arrays have rows × columns (see the parts for theirs)."""
+
+    places: Places
+    tails: Tails
+    shifts: Shifts
+    weight: Array
+    streak: Array
+    calm: Array
+    open: Array
+    age: Array
+
+
+@dataclass(frozen=True)
+class Points:
+    """Single points of a tick: all arrays have one entry per point.
+
+    `side` is 0 above and 1 below, `height` in spreads, `score` −log10 of the probability of a point as far out.
+    """
+
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    side: NDArray[np.int64]
+    height: F32
+    score: F32
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a tick showed.
+
+    Attributes
+    ----------
+    beyond
+        Points beyond their line.
+    starts, ends
+        (row, column) pairs whose series has been beyond its line for `persist_ticks` (again each tick until `Lines.open_at`), and
+        those that closed.
+    scores, shift_scores
+        Rows × columns, −log10 of the tail probability of the point and of the CUSUM; NaN where a series has no line yet or no value.
+        None unless asked for.
+    """
+
+    beyond: Points
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    scores: F32 | None = None
+    shift_scores: F32 | None = None
+
+
+class Lines:
+    """Scorer of rows × columns series.
+
+    Parameters
+    ----------
+    rows, columns
+        Size; see `grow` and `keep`.
+    floor
+        Least spread, per column or for all, in units of the values. `relative` is the least spread as a share of the usual size.
+    follows
+        1 per column that load may explain, else 0.
+    phases
+        Number of phases that have a place of their own.
+    alike
+        Rows of a column are like things and share the law of their tail while they are young.
+    """
+
+    def __init__(self, rows: int, columns: int = 1, settings: LineSettings | None = None, *, floor: F32 | float = 1e-6,
+                 relative: F32 | float = 0.0, follows: F32 | None = None, phases: int = 1, alike: bool = False) -> None:  # fmt: skip
+        self.settings = settings or LineSettings()
+        self.set_columns(columns, floor, relative, follows)
+        self.state = LinesState(
+            Places.of(rows, columns, phases), Tails.of(rows, columns, alike), Shifts.of(rows, columns),
+            np.full((rows, columns), self.settings.forgetting, np.float32), np.zeros((rows, columns), np.uint16),
+            np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_), np.zeros(rows, np.float32),
+        )  # fmt: skip
+        self._scratch: list[F32] = []
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, columns."""
+        rows, columns = self.state.places.spread.shape
+        return int(rows), int(columns)
+
+    def set_columns(self, columns: int, floor: F32 | float, relative: F32 | float, follows: F32 | None) -> None:
+        """Say what the columns are (see the class)."""
+        self._floor = np.broadcast_to(np.asarray(floor, np.float32), columns)
+        self._relative = np.broadcast_to(np.asarray(relative, np.float32), columns)
+        self._follows = None if follows is None else np.asarray(follows, np.float32)
+
+    def step(self, values: F32, load: F32 | None = None, phase: Array | None = None, common: F32 | None = None,
+             dense: bool = False) -> Readings:  # fmt: skip
+        """Judge one tick by what was known before it, then learn from it.
+
+        Parameters
+        ----------
+        values
+            Rows × columns (or rows, with one column), NaN = missing.
+        load, phase
+            Per row; None or NaN = not known, phase 0.
+        common
+            Rows × columns: what like series do at this moment beyond what is expected of them; a point is out only by what neither its
+            history nor this explains.
+        dense
+            Also give the scores of all series.
+        """
+        rows, columns = self.shape
+        grid = np.asarray(values, np.float32).reshape(rows, columns)
+        phases = np.zeros(rows, np.int64) if phase is None else np.asarray(phase, np.int64)
+        loads = None if load is None else np.asarray(load, np.float32)
+        scores = np.full((2, rows, columns), np.nan, np.float32) if dense else None
+        found = [
+            self._block(grid, loads, phases, common, at, scores) for at in row_blocks(rows, columns, _BLOCK_SERIES)
+        ]
+        beyond = self._outside(_joined(found))
+        starts, ends = self._streaks(beyond, grid)
+        self.state.age += 1
+        return Readings(beyond, starts, ends, None if scores is None else scores[0], None if scores is None else scores[1])
+
+    def expected(self, at: Array, load: F32 | None = None, phase: Array | None = None) -> F32:
+        """Where the series of rows `at` should lie now, rows × columns."""
+        places, count = self.state.places, len(at)
+        part = Places(places.place[at], places.placed[at], places.spread[at], places.seen[at], places.cov[at], places.load_var[at],
+                      places.load_mean[at], places.load_seen[at])  # fmt: skip
+        phases = np.zeros(count, np.int64) if phase is None else np.asarray(phase, np.int64)
+        out = np.empty((count, self.shape[1]), np.float32)
+        loads = None if load is None else np.asarray(load, np.float32)
+        return part.expect(slice(None), phases, loads, self._follows, out, np.empty_like(out))
+
+    def warm(self) -> NDArray[np.bool_]:
+        """Which series have a line, rows × columns."""
+        return np.asarray(self.state.places.seen >= self.settings.warm_ticks)
+
+    def heights(self, row: Array, column: Array) -> tuple[Array, Array]:
+        """The lines of single series above and below what is expected, in spreads."""
+        risk, least = self.settings.risk, self.settings.least_height
+        up = self.state.tails.height(np.zeros_like(row), row, column, risk)
+        down = self.state.tails.height(np.ones_like(row), row, column, risk)
+        return np.maximum(up, least), np.maximum(down, least)
+
+    def spread(self, row: int) -> F32:
+        """Spread of the series of one row, with its floors."""
+        out, scratch = np.empty((1, self.shape[1]), np.float32), np.empty((1, self.shape[1]), np.float32)
+        return self.state.places.breadth(slice(row, row + 1), self._floor, self._relative, out, scratch)[0]
+
+    def open_at(self, row: int, column: int) -> None:
+        """Say that a series counts as beyond its line until it was calm for a while; it learns slowly meanwhile."""
+        self.state.open[row, column] = True
+        self.state.weight[row, column] = self.settings.forgetting * _OPEN_WEIGHT
+
+    def snapshot(self) -> bytes:
+        """Complete state."""
+        return encode_state(self.state)
+
+    def restore(self, payload: bytes) -> None:
+        """Take over a snapshot of a scorer with the same settings."""
+        self.state = decode_state(payload, LinesState)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(array.nbytes for part in (self.state, self.state.places, self.state.tails, self.state.shifts)
+                   for array in msgspec.structs.asdict(part).values() if isinstance(array, np.ndarray)) + sum(
+                   array.nbytes for array in self._scratch)  # fmt: skip
+
+    # --- one block of rows ---------------------------------------------------------------------------------------------------
+
+    def _buffers(self, shape: tuple[int, int]) -> list[F32]:
+        if not self._scratch or self._scratch[0].shape[0] < shape[0] or self._scratch[0].shape[1] != shape[1]:
+            self._scratch = [np.empty(shape, np.float32) for _ in range(8)]
+        return [array[: shape[0]] for array in self._scratch]
+
+    def _block(self, grid: F32, loads: F32 | None, phases: Array, common: F32 | None, at: slice, scores: F32 | None) -> Points:
+        state, places = self.state, self.state.places
+        values, phase, load = grid[at], phases[at], None if loads is None else loads[at]
+        residual, spread, height, known, clipped, expected, one, two = self._buffers((values.shape[0], values.shape[1]))
+        places.expect(at, phase, load, self._follows, expected, one)
+        np.subtract(values, expected, out=residual)
+        missing = self._blank(residual, known)
+        places.breadth(at, self._floor, self._relative, spread, one)
+        unexplained = residual if common is None else _unexplained(residual, common[at], height, one)
+        np.divide(unexplained, spread, out=height)
+        points = self._points(at, height, known, missing, two)
+        np.multiply(spread, np.float32(-CLIP), out=one)
+        np.multiply(spread, np.float32(CLIP), out=two)
+        np.maximum(residual, one, out=clipped)
+        np.minimum(clipped, two, out=clipped)
+        np.divide(clipped, spread, out=one)
+        statistic = state.shifts.step(at, one, known if missing else None, expected, two)
+        if scores is not None:
+            self._dense(at, height, known, statistic, points, scores)
+        if missing:
+            values = np.where(known > 0, values, np.float32(0.0))
+        places.learn(at, values, residual, clipped, known, state.weight[at], phase, load, (one, two))
+        return points
+
+    @staticmethod
+    def _blank(residual: F32, known: F32) -> bool:
+        """Put 0 where a residual is not known; whether there is any such."""
+        finite = np.isfinite(residual)
+        np.copyto(known, finite)
+        missing = not finite.all()
+        if missing:
+            np.copyto(residual, np.float32(0.0), where=~finite)
+        return bool(missing)
+
+    def _points(self, at: slice, height: F32, known: F32, missing: bool, scratch: F32) -> Points:
+        """Points of the block beyond their tail's threshold; the tails learn from them."""
+        tails, seen, age = self.state.tails, self.state.places.seen[at], self.state.age[at]
+        warm = self.settings.warm_ticks
+        young = not seen.size or seen.min() < warm
+        counts = np.multiply(known, seen >= warm, out=scratch) if missing or young else None
+        over = [_over(height, tails.level[0, at]), _over(-height, tails.level[1, at])]
+        tails.sink(at, age, counts)
+        side = np.repeat(np.array([0, 1]), [len(over[0]), len(over[1])])
+        row, column = np.divmod(np.concatenate(over), height.shape[1])
+        if counts is not None:
+            old = counts[row, column] > 0
+            side, row, column = side[old], row[old], column[old]
+        far, ages = np.abs(height[row, column]), age[row]
+        row = row + (at.start or 0)
+        points = Points(row, column, side, far, tails.score(side, row, column, far).astype(np.float32))
+        self._learn_tails(points, ages)
+        return points
+
+    def _learn_tails(self, points: Points, age: F32) -> None:
+        """A point beyond the line counts as lying on it, and only the first of its streak: a fault must not widen its own line."""
+        state, limit = self.state, -np.log10(self.settings.risk)
+        out = points.score > limit
+        row, column, side = points.row, points.column, points.side
+        use = ~state.open[row, column] & (~out | (state.streak[row, column] == 0))
+        row, column, side, out = row[use], column[use], side[use], out[use]
+        far = points.height[use]
+        if out.any():
+            line = state.tails.height(side[out], row[out], column[out], self.settings.risk)
+            far[out] = np.minimum(far[out], line)
+        excess = np.maximum(far - state.tails.level[side, row, column], 0.0)
+        state.tails.add(side, row, column, excess.astype(np.float32), age[use])
+
+    def _dense(self, at: slice, height: F32, known: F32, statistic: F32, points: Points, scores: F32) -> None:
+        tails, start = self.state.tails, at.start or 0
+        level = np.where(height > 0, tails.level[0, at], tails.level[1, at])
+        body = np.abs(height) * (_LEVEL_SCORE / level)
+        body[points.row - start, points.column] = points.score
+        none = (known == 0) | (self.state.places.seen[at] < self.settings.warm_ticks)
+        scores[0, at] = np.where(none, np.nan, body)
+        scores[1, at] = np.where(none, np.nan, self.state.shifts.scores(at, statistic, np.empty_like(statistic)))
+
+    def _outside(self, points: Points) -> Points:
+        out = (points.score > -np.log10(self.settings.risk)) & (points.height >= self.settings.least_height)
+        return Points(points.row[out], points.column[out], points.side[out], points.height[out], points.score[out])
+
+    # --- streaks -------------------------------------------------------------------------------------------------------------
+
+    def _streaks(self, beyond: Points, grid: F32) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        state, settings = self.state, self.settings
+        columns = self.shape[1]
+        out_now = beyond.row * columns + beyond.column
+        streak, calm, is_open = state.streak.reshape(-1), state.calm.reshape(-1), state.open.reshape(-1)
+        watched = np.union1d(out_now, np.flatnonzero(streak.astype(np.bool_) | is_open))
+        out = np.isin(watched, out_now, assume_unique=True)
+        known = np.isfinite(grid.reshape(-1)[watched])
+        before, quiet = streak[watched], calm[watched]
+        streak[watched] = np.where(out, np.minimum(before, 65_000) + 1, np.where(known, 0, before))
+        calm[watched] = np.where(out, 0, np.minimum(quiet, 65_000) + known)
+        starts = watched[(streak[watched] >= settings.persist_ticks) & ~is_open[watched]]
+        ends = watched[is_open[watched] & (calm[watched] >= settings.calm_ticks)]
+        is_open[ends] = False
+        state.weight.reshape(-1)[ends] = settings.forgetting
+        return np.column_stack(np.divmod(starts, columns)), np.column_stack(np.divmod(ends, columns))
+
+    # --- size ----------------------------------------------------------------------------------------------------------------
+
+    def grow(self, rows: int, columns: int) -> None:
+        """Add series of which nothing is known yet, up to this size; say what new columns are by `set_columns`."""
+        old_rows, old_columns = self.shape
+        fresh = Lines(rows, columns, self.settings, phases=self.state.places.place.shape[1], alike=self.state.tails.alike)
+        for target, source in zip(_parts(fresh.state), _parts(self.state), strict=True):
+            for name in source.__struct_fields__:
+                old, new = getattr(source, name), getattr(target, name)
+                if isinstance(old, np.ndarray):
+                    _paste(name, new, old, old_rows, old_columns)
+        self.state, self._scratch = fresh.state, []
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Forget all rows but these."""
+        for part in _parts(self.state):
+            for name in part.__struct_fields__:
+                old = getattr(part, name)
+                if isinstance(old, np.ndarray) and name != "pooled":
+                    axis = 1 if isinstance(part, Tails) or name == "walk" else 0
+                    setattr(part, name, np.ascontiguousarray(np.compress(rows, old, axis=axis)))
+        self._scratch = []
+
+
+def row_blocks(rows: int, columns: int, series: int) -> list[slice]:
+    """Slices of rows with about `series` series each.
+
+    Examples
+    --------
+    >>> row_blocks(5, 10, 20)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, series // max(columns, 1))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _parts(state: LinesState) -> tuple[msgspec.Struct, ...]:
+    return state, state.places, state.tails, state.shifts
+
+
+def _paste(name: str, new: Array, old: Array, rows: int, columns: int) -> None:
+    """Put what is known into the larger array: sides lead in tails and walks, pooled laws have no rows, loads and ages no columns."""
+    if name == "pooled":
+        new[:, :, :columns] = old
+    elif name in {"level", "batch", "filled", "l1", "l2", "fits", "walk"}:
+        new[:, :rows, :columns] = old
+    elif name in {"place", "placed"}:
+        new[:rows, :, :columns] = old
+    elif old.ndim == 1:
+        new[:rows] = old
+    else:
+        new[:rows, :columns] = old
+
+
+def _over(height: F32, level: F32) -> NDArray[np.int64]:
+    return np.flatnonzero(height > level)
+
+
+def _unexplained(residual: F32, common: F32, out: F32, scratch: F32) -> F32:
+    """What neither history nor peers explain: the smaller of both residuals, 0 when they disagree in direction."""
+    np.subtract(residual, common, out=scratch)
+    low, high = np.minimum(residual, scratch), np.maximum(residual, scratch)
+    np.maximum(low, np.float32(0.0), out=out)
+    np.minimum(high, np.float32(0.0), out=high)
+    return np.add(out, high, out=out)
+
+
+def _joined(found: list[Points]) -> Points:
+    if not found:
+        none = np.zeros(0, np.int64)
+        return Points(none, none, none, np.zeros(0, np.float32), np.zeros(0, np.float32))
+    return Points(*(np.concatenate([getattr(part, name) for part in found])
+                    for name in ("row", "column", "side", "height", "score")))  # fmt: skip
