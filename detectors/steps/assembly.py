@@ -1,4 +1,4 @@
-"""Step reports of all ranks, put together again: one row per step with every rank in it."""
+"""Step reports of all ranks, put together again: one matrix per step with every rank in it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import Frame
 from detectors.state import Array, nan_array
+from detectors.steps.table import PLAIN_PHASES, StepTable
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import StepReport, StepRow
 
-LOCAL, WAIT, DATA, DURATION = range(4)
-"""Rows of `JointStep.values`, milliseconds."""
+LOCAL, WAIT, DATA, DURATION, WORK = range(5)
+"""Rows of `JointStep.values`: milliseconds, and the samples (or tokens) of the step, NaN where the job does not say."""
 
 _LATENESS_NS = 3 * NS_PER_S
 _MAX_PENDING = 4096
@@ -21,7 +20,7 @@ _MAX_PENDING = 4096
 class JointStep(msgspec.Struct):
     """One step over all ranks.
 
-    `values` is 4 × world (local, wait, data, duration; ms, NaN where a rank did not say); `usual` false for steps that are not plain
+    `values` is 5 × world (local, wait, data, duration, work; NaN where a rank did not say); `usual` false for steps that are not plain
     training on every rank (first, evaluation, checkpoint).
     """
 
@@ -44,27 +43,24 @@ class Assembly(msgspec.Struct):
     closed_up_to: int = -1
     last_heard_ns: int = 0
 
-    def starts_anew(self, report: StepReport) -> bool:
-        """Whether `report` belongs to a newer attempt (or a world of another size) than the one being put together."""
-        return report.attempt > self.attempt or (
-            report.attempt == self.attempt and report.world != self.world and report.world > 0
-        )
+    def take(self, table: StepTable, now_ns: int) -> bool:
+        """Take a frame's reports in; True when they began a newer attempt (or a world of another size), and open steps were forgotten.
 
-    def restart(self, report: StepReport) -> None:
-        """Forget open steps; what follows belongs to the report's attempt."""
-        self.attempt, self.world = report.attempt, max(report.world, report.rank + 1)
-        self.nodes = [""] * self.world
-        self.open_steps, self.closed_up_to = {}, -1
-
-    def add(self, report: StepReport, now_ns: int) -> None:
-        """Take in a rank's rows; repeats and rows of closed steps change nothing."""
-        if report.attempt < self.attempt or not 0 <= report.rank < self.world:
-            return
-        self.nodes[report.rank] = report.node
-        self.last_heard_ns = now_ns
-        for row in report.rows:
-            if row.step > self.closed_up_to:
-                self._fill(row, report.rank, now_ns)
+        Reports of older attempts, repeats and rows of closed steps change nothing.
+        """
+        newest = table.attempts[-1]
+        if newest < self.attempt:
+            return False
+        present = table.of_attempt(newest)
+        anew = newest > self.attempt or (present.world != self.world and max(present.worlds) > 0)
+        if anew:
+            self._restart(newest, present.world)
+        mine = table.of_attempt(self.attempt, self.world)
+        if mine.reports:
+            self._note_nodes(mine)
+            self.last_heard_ns = now_ns
+            self._fill(mine, now_ns)
+        return anew
 
     def close(self, now_ns: int) -> list[JointStep]:
         """Steps that are complete or too old to wait for, in order; a step never closes before an earlier one."""
@@ -82,64 +78,66 @@ class Assembly(msgspec.Struct):
             self.closed_up_to = step
         return done
 
-    def _fill(self, row: StepRow, rank: int, now_ns: int) -> None:
-        joint = self.open_steps.get(row.step)
-        if joint is None:
-            joint = self.open_steps[row.step] = JointStep(
-                row.step, row.started_at_ns, now_ns, True, nan_array(4, self.world)
-            )
-        if np.isfinite(joint.values[DURATION, rank]):
+    def _restart(self, attempt: int, world: int) -> None:
+        self.attempt, self.world = attempt, world
+        self.nodes = [""] * world
+        self.open_steps, self.closed_up_to = {}, -1
+
+    def _note_nodes(self, table: StepTable) -> None:
+        if len(table.report_nodes) == self.world and table.in_order and table.report_nodes == self.nodes:
             return
-        checkpoint_ms = row.checkpoint_ms if row.checkpoint_ms > 0 else 0.0
-        joint.values[:, rank] = (
-            row.duration_ms - row.wait_ms - checkpoint_ms,
-            row.wait_ms,
-            row.data_ms,
-            row.duration_ms,
-        )
-        joint.usual &= row.phase in ("train", "") and checkpoint_ms == 0.0
-        joint.started_at_ns = min(joint.started_at_ns, row.started_at_ns)
-        joint.seen += 1
+        for rank, node in zip(table.report_ranks.tolist(), table.report_nodes, strict=True):
+            if 0 <= rank < self.world:
+                self.nodes[rank] = node
+
+    def _fill(self, table: StepTable, now_ns: int) -> None:
+        columns = joint_columns(table)
+        fits = (table.step > self.closed_up_to) & (table.rank >= 0) & (table.rank < self.world)
+        for step, rows in rows_by_step(table.step, fits):
+            joint = self.open_steps.get(step)
+            if joint is None:
+                joint = self.open_steps[step] = JointStep(step, 2**63 - 1, now_ns, True, nan_array(5, self.world))
+            fresh = rows[np.isnan(joint.values[DURATION, table.rank[rows]])]
+            if not fresh.size:
+                continue
+            joint.values[:, table.rank[fresh]] = columns.values[:, fresh]
+            joint.usual &= bool(columns.plain[fresh].all())
+            joint.started_at_ns = min(joint.started_at_ns, int(table.whole("started_at_ns")[fresh].min()))
+            joint.seen = int(np.isfinite(joint.values[DURATION]).sum())
 
 
-def excess_over_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each column's distance from the median of the *other* columns, row by row.
+class JointColumns(msgspec.Struct):
+    """A table's rows in the order of `JointStep.values`, and which of them are plain training."""
 
-    Parameters
-    ----------
-    values
-        steps × ranks, NaN where unknown.
+    values: Array
+    plain: Array
+
+
+def joint_columns(table: StepTable) -> JointColumns:
+    """Local time, wait, data, duration and work of each row; made once per table."""
+    return table.kept("joint", _joint_columns)
+
+
+def _joint_columns(table: StepTable) -> JointColumns:
+    duration, wait = table.number("duration_ms"), table.number("wait_ms")
+    checkpoint = np.nan_to_num(np.maximum(table.number("checkpoint_ms"), 0.0))
+    samples = table.whole("samples").astype(np.float64)
+    samples[samples <= 0] = np.nan
+    values = np.stack([duration - wait - checkpoint, wait, table.number("data_ms"), duration, samples])
+    return JointColumns(values, np.isin(table.phase, PLAIN_PHASES) & (checkpoint == 0.0))
+
+
+def rows_by_step(steps: NDArray[np.int64], wanted: NDArray[np.bool_]) -> list[tuple[int, NDArray[np.int64]]]:
+    """(step, row numbers) of the wanted rows, steps ascending, rows in their order.
 
     Examples
     --------
-    >>> excess_over_peers(np.array([[1.0, 1.0, 2.0, 9.0]]))
-    array([[-1., -1.,  1.,  8.]])
+    >>> [(step, rows.tolist()) for step, rows in rows_by_step(np.array([5, 4, 5]), np.array([True, True, True]))]
+    [(4, [1]), (5, [0, 2])]
     """
-    if values.shape[1] < 2:
-        return np.full_like(values, np.nan)
-    result = values - _median_without_self(values)
-    partial = np.isnan(values).any(axis=1)
-    if partial.any():
-        rows = values[partial]
-        known = (~np.isnan(rows)).sum(axis=1, keepdims=True) >= 2
-        median = np.nanmedian(np.where(known, rows, 0.0), axis=1, keepdims=True)
-        result[partial] = np.where(known, rows - median, np.nan)
-    return result
-
-
-def _median_without_self(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    ordered = np.sort(values, axis=1)
-    rank = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
-    others = values.shape[1] - 1
-    below, above = (others - 1) // 2, others // 2
-    low = np.where(rank <= below, ordered[:, [below + 1]], ordered[:, [below]])
-    high = np.where(rank <= above, ordered[:, [above + 1]], ordered[:, [above]])
-    return np.asarray((low + high) / 2)
-
-
-def reports_by_job(frame: Frame) -> dict[str, list[StepReport]]:
-    """The frame's step reports, per job, in the frame's order."""
-    grouped: dict[str, list[StepReport]] = {}
-    for report in frame.steps:
-        grouped.setdefault(report.job, []).append(report)
-    return grouped
+    rows = np.flatnonzero(wanted)
+    if not rows.size:
+        return []
+    order = rows[np.argsort(steps[rows], kind="stable")]
+    edges = np.flatnonzero(np.diff(steps[order])) + 1
+    return [(int(steps[part[0]]), part) for part in np.split(order, edges)]

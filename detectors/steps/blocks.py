@@ -7,7 +7,8 @@ import numpy as np
 
 from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
-from detectors.steps.assembly import DATA, DURATION, LOCAL, WAIT, JointStep, excess_over_peers
+from detectors.steps.assembly import DATA, DURATION, LOCAL, WAIT, WORK, JointStep
+from detectors.steps.peers import Floats, Groups, excess_in_groups
 
 SCALE_OF_MAD = 1.4826
 SCALE_OF_MEAN_DEVIATION = 1.2533
@@ -16,9 +17,9 @@ FLOOR_SHARE_OF_STEP = 0.015
 
 
 class Block(msgspec.Struct):
-    """What one block of steps says about each rank. Arrays over ranks, milliseconds.
+    """What one block of steps says about each rank. Arrays over ranks, milliseconds, float32 (many blocks are kept).
 
-    `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other ranks' median.
+    `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other peers' median.
     """
 
     start_ns: int
@@ -30,21 +31,32 @@ class Block(msgspec.Struct):
     wait_excess: Array
 
 
-def fold(steps: list[JointStep]) -> Block:
-    """A block from plain steps of one attempt, oldest first."""
+def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:
+    """A block from plain steps of one attempt, oldest first, and the local excess of each rank in each step (steps × ranks)."""
     values = np.stack([step.values for step in steps])
-    excess = excess_over_peers(values[:, LOCAL])
+    excess = excess_in_groups(values[:, LOCAL], groups)
     durations = values[:, DURATION]
     last = steps[-1]
-    end_ns = last.started_at_ns + int(_median(durations[-1]) * 1e6)
-    data, wait = excess_over_peers(np.nan_to_num(values[:, DATA])), excess_over_peers(values[:, WAIT])
-    return Block(steps[0].started_at_ns, end_ns, _median(durations), median_of_known(values[:, LOCAL]), median_of_known(excess),
-                 median_of_known(data), median_of_known(wait))  # fmt: skip
+    end_ns = last.started_at_ns + int(np.nan_to_num(_median(durations[-1])) * 1e6)
+    data, wait = excess_in_groups(np.nan_to_num(values[:, DATA]), groups), excess_in_groups(values[:, WAIT], groups)
+    parts = (_middle(part) for part in (values[:, LOCAL], excess, data, wait))
+    return Block(steps[0].started_at_ns, end_ns, _median(durations), *parts), excess
 
 
-def step_excess(steps: list[JointStep]) -> Array:
-    """Local excess of each rank in each step (steps × ranks)."""
-    return excess_over_peers(np.stack([step.values[LOCAL] for step in steps]))
+def divide_out_work(values: Array, groups: Groups) -> None:
+    """Take from a step's local times what more work than the peers' explains, in place (`JointStep.values`).
+
+    Only more work excuses. Less work must not accuse: part of a step costs the same however few samples it has, so a rank whose share was
+    cut would look slow per sample.
+    """
+    work = values[WORK]
+    if not np.isfinite(work).any() or np.nanmin(work) == np.nanmax(work):
+        return
+    for members in groups:
+        known = work[members][np.isfinite(work[members])]
+        if known.size:
+            more = np.maximum(np.nan_to_num(work[members] / np.median(known), nan=1.0), 1.0)
+            values[LOCAL, members] /= more
 
 
 class Usual(msgspec.Struct):
@@ -94,12 +106,40 @@ class Usual(msgspec.Struct):
         """Scale with its floor."""
         return np.maximum(self.scale, FLOOR_SHARE_OF_STEP * max(step_ms, self.step_ms))
 
+    def already_slow(self, groups: Groups, ratio: float, deviations: float) -> Array:
+        """Ranks (boolean) that stand apart from peers who keep together, though they were never seen to be better.
+
+        A rank does when its local time is above `ratio` times its peers' median and `deviations` robust deviations away from it. Where
+        the peers differ much among themselves nobody stands apart, nor where more than a third would.
+        """
+        apart = np.zeros(len(self.local_ms), dtype=np.bool_)
+        for members in groups:
+            if len(members) < 3:
+                continue
+            local = self.local_ms[members]
+            middle = float(np.median(local))
+            spread = max(SCALE_OF_MAD * float(np.median(np.abs(local - middle))), 0.02 * middle)
+            found = (local > ratio * middle) & (local - middle > deviations * spread)
+            apart[members] = found & (3 * found.sum() <= len(members))
+        return apart
+
+    def expect_like_peers(self, ranks: Array, groups: Groups) -> None:
+        """From now on these ranks (boolean) are expected where their peers are."""
+        for members in groups:
+            mine = members[ranks[members]]
+            self.excess[mine], self.wait_excess[mine] = 0.0, 0.0
+            self.local_ms[mine] = np.median(self.local_ms[members])
+
     def _start(self, block: Block) -> None:
         self.step_ms = block.step_ms
-        self.excess, self.local_ms = np.nan_to_num(block.excess), np.nan_to_num(block.local_ms)
-        self.wait_excess = np.nan_to_num(block.wait_excess)
+        self.excess, self.local_ms = (np.nan_to_num(v).astype(np.float64) for v in (block.excess, block.local_ms))
+        self.wait_excess = np.nan_to_num(block.wait_excess).astype(np.float64)
         self.scale = np.zeros_like(self.excess)
         self.blocks = 1
+
+
+def _middle(values: Floats) -> Array:
+    return np.asarray(values[0] if len(values) == 1 else median_of_known(values), dtype=np.float32)
 
 
 def _towards(old: Array, new: Array, weight: float, where: Array) -> Array:

@@ -1,32 +1,36 @@
 """Who computes longer than its peers, so that they wait: the split of a step into local time and waiting.
 
 In synchronous training every rank's *step* grows when one rank is slow; only the guilty one's local time grows, and its wait shrinks.
-Both are compared with the other ranks in the same steps and with the rank's own usual place among them, over blocks of steps.
+Both are compared with the peers (ranks of the same stage) in the same steps and with the rank's own usual place among them, over blocks of
+steps. Where a layout says that the peers do the same work, a rank that was slow from the beginning stands apart from them as well.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
-from detectors.steps.assembly import DATA, Assembly, JointStep, excess_over_peers, reports_by_job
-from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, fold, step_excess
+from detectors.steps import stalls as singular
+from detectors.steps.assembly import DURATION, Assembly, JointStep
+from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divide_out_work, fold
+from detectors.steps.peers import Floats, Groups, excess_in_groups, peer_groups
+from detectors.steps.stalls import Stall
+from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
-from trainwarden.clock import NS_PER_S
-from trainwarden.records import Entity, EntityKind, Evidence, StepReport, Verdict
+from trainwarden.clock import NS_PER_MS, NS_PER_S
+from trainwarden.records import Entity, EntityKind, Evidence, Verdict
 from trainwarden.settings import option
+from trainwarden.topology import JobLayout
 
-_KEPT_BLOCKS = 40
+_KEPT_BLOCKS, _KEPT_BLOCKS_LARGE, _LARGE = 40, 16, 1000
 _FRESH_NS = 6 * NS_PER_S
-_SPIKE_SHARE, _SPIKE_GAIN = 0.01, 0.15
-"""A rank's spike level is what one step in a hundred exceeds, tracked with this gain (in usual steps)."""
 _CALM_NS = 12 * NS_PER_S
-_JOB_SILENCE_NS = 3600 * NS_PER_S
+_JOB_SILENCE_NS = 1800 * NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class StragglerSettings:
 
     block_steps: int = option(4, "steps are judged in blocks: a block has at least so many")
     block_s: float = option(1.0, "and lasts at least so long")
+    block_limit_s: float = option(3.0, "after so long a block is whole however few steps it has")
     skip_steps: int = option(10, "plain steps ignored after the start of an attempt")
+    skip_s: float = option(30.0, "but no more than two once the attempt has made steps for so long")
     warm_blocks: int = option(10, "blocks to learn from before anybody can be blamed")
     forgetting: float = option(0.03, "weight of a block in the usual place of each rank, once that is learnt")
     alarm_score: float = option(16.0, "height of the change-point sum (in scales, after allowance) that blames")
@@ -55,6 +61,11 @@ class StragglerSettings:
         3, "stalls in loading data must come in so many bursts with calm between, or twice as many lone ones"
     )
     compute_bursts: int = option(5, "the same for stalls in computing: more, because a node may be taken away for them")
+    start_ratio: float = option(
+        1.2,
+        "a rank whose local time was so many times its peers' from the beginning is slow, where they do the same work",
+    )
+    start_deviations: float = option(8.0, "and where it lies so many robust deviations of the peers away from them")
     job_slow_ratio: float = option(
         2.5, "the whole job is slow when steps take so many times their usual time and no rank is blamed"
     )
@@ -76,22 +87,16 @@ class Blame(msgspec.Struct):
     calm_since_ns: int = 0
 
 
-class Stall(msgspec.Struct):
-    """One step in which one rank alone took far longer."""
-
-    at_ns: int
-    rank: int
-    excess_ms: float
-    data: bool
-
-
 class JobState(msgspec.Struct):
     """What is known of one job."""
 
     assembly: Assembly
     usual: Usual
     keys: list[str] = []
+    groups: list[Array] = []
+    same_work: bool = False
     to_skip: int = 0
+    first_step_ns: int = 0
     gathered: list[JointStep] = []
     blocks: list[Block] = []
     score: Array = msgspec.field(default_factory=lambda: nan_array(0))
@@ -114,22 +119,23 @@ class StragglerDetector(Detector):
 
     name = "straggler"
     kinds = ("compute_slow", "data_slow", "job_slow")
+    false_alarms_per_node_day: ClassVar[float] = 0.02
     Settings = StragglerSettings
     settings: StragglerSettings
 
     def __init__(self, settings: StragglerSettings | None = None) -> None:
         super().__init__(settings)
         self._state = State()
+        self._settled: dict[str, tuple[list[str], dict[str, str]]] = {}
 
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
-        for job, reports in reports_by_job(frame).items():
+        for job, table in tables_of(frame).items():
             state = self._state.jobs.setdefault(job, JobState(Assembly(job), Usual()))
-            for report in reports:
-                self._take_in(state, report, frame.now_ns)
-        for state in self._state.jobs.values():
+            self._take_in(state, table, frame.now_ns)
+        for job, state in self._state.jobs.items():
             for step in state.assembly.close(frame.now_ns):
-                verdicts += self._step(state, step)
+                verdicts += self._step(state, step, frame.topology.job(job))
         self._forget_old_jobs(frame.now_ns)
         return verdicts
 
@@ -153,47 +159,65 @@ class StragglerDetector(Detector):
         ]:
             del self._state.jobs[job]
 
-    def _take_in(self, state: JobState, report: StepReport, now_ns: int) -> None:
-        if state.assembly.starts_anew(report):
-            state.assembly.restart(report)
-            state.to_skip = self.settings.skip_steps
+    def _take_in(self, state: JobState, table: StepTable, now_ns: int) -> None:
+        if state.assembly.take(table, now_ns):
+            state.to_skip, state.first_step_ns = self.settings.skip_steps, 0
             state.gathered, state.blocks, state.stalls, state.blames, state.slow_since_ns = [], [], [], {}, 0
-        state.assembly.add(report, now_ns)
 
-    def _step(self, state: JobState, step: JointStep) -> list[Verdict]:
+    def _step(self, state: JobState, step: JointStep, layout: JobLayout | None) -> list[Verdict]:
         if not step.usual or state.assembly.world < 2:
             state.to_skip = max(state.to_skip, 1)
             return []
-        if state.to_skip:
-            state.to_skip -= 1
-            return []
-        if not np.isfinite(step.values[0]).any():
+        if self._skips(state, step) or not np.isfinite(step.values[0]).any():
             return []
         state.gathered.append(step)
         span_ns = step.started_at_ns - state.gathered[0].started_at_ns
-        if len(state.gathered) < self.settings.block_steps or span_ns < self.settings.block_s * NS_PER_S:
+        lasted_ns = span_ns + int(np.nan_to_num(np.nanmedian(step.values[DURATION])) * NS_PER_MS)
+        whole = len(state.gathered) >= self.settings.block_steps and span_ns >= self.settings.block_s * NS_PER_S
+        if not whole and lasted_ns < self.settings.block_limit_s * NS_PER_S:
             return []
         steps, state.gathered = state.gathered, []
-        return self._block(state, steps)
+        return self._block(state, steps, layout)
 
-    def _block(self, state: JobState, steps: list[JointStep]) -> list[Verdict]:
-        self._settle_ranks(state)
-        block = fold(steps)
+    def _skips(self, state: JobState, step: JointStep) -> bool:
+        """The first steps of an attempt warm up; of slow steps two are enough."""
+        if not state.to_skip:
+            return False
+        state.first_step_ns = state.first_step_ns or step.started_at_ns
+        late = step.started_at_ns - state.first_step_ns > self.settings.skip_s * NS_PER_S
+        enough = late and self.settings.skip_steps - state.to_skip >= 2
+        state.to_skip = 0 if enough else state.to_skip - 1
+        state.first_step_ns = state.first_step_ns if state.to_skip else 0
+        return not enough
+
+    def _block(self, state: JobState, steps: list[JointStep], layout: JobLayout | None) -> list[Verdict]:
+        self._settle_ranks(state, layout)
+        for step in steps:
+            divide_out_work(step.values, state.groups)
+        block, excess = fold(steps, state.groups)
         if not np.isfinite(block.step_ms):
             return []
-        state.blocks = [*state.blocks[1 - _KEPT_BLOCKS :], block]
+        kept = _KEPT_BLOCKS if len(state.keys) <= _LARGE else _KEPT_BLOCKS_LARGE
+        state.blocks = [*state.blocks[1 - kept :], block]
         if state.usual.blocks < self.settings.warm_blocks:
             state.usual.learn(block, np.zeros(len(state.keys), dtype=np.bool_), self.settings.forgetting)
+            self._compare_with_peers(state)
             return []
         self._advance(state, block)
-        self._count_stalls(state, steps)
+        self._count_stalls(state, steps, excess)
         verdicts = self._blame_steady(state, block) + self._blame_stalls(state, block) + self._blame_job(state, block)
         verdicts += self._review(state, block)
         state.usual.learn(block, self._frozen(state), self.settings.forgetting)
         return verdicts
 
-    def _settle_ranks(self, state: JobState) -> None:
+    def _settle_ranks(self, state: JobState, layout: JobLayout | None) -> None:
         """Carry each rank's usual place over to the numbers of this attempt: places belong to nodes, not to rank numbers."""
+        known = layout if layout is not None and layout.attempt == state.assembly.attempt else None
+        source = (state.assembly.nodes, known.attributes if known else {})
+        if self._settled.get(state.assembly.job) == source and state.keys:
+            return
+        self._settled[state.assembly.job] = (list(source[0]), source[1])
+        self._settle_groups(state, *peer_groups(known, state.assembly.nodes))
         keys = _rank_keys(state.assembly.nodes)
         if keys == state.keys:
             return
@@ -204,6 +228,24 @@ class StragglerDetector(Detector):
         state.spike_ms = spikes[[place if place >= 0 else len(spikes) - 1 for place in places]]
         state.keys = keys
         self._reset_runs(state)
+
+    def _settle_groups(self, state: JobState, groups: Groups, same_work: bool) -> None:
+        """Other peers are other places: what was learnt among the former ones says nothing."""
+        sizes = [len(members) for members in groups]
+        if state.groups and (len(sizes) > 1 or len(state.groups) > 1 or same_work != state.same_work):
+            same = len(state.groups) == len(groups) and all(map(np.array_equal, state.groups, groups))
+            if not same or same_work != state.same_work:
+                state.usual, state.blocks, state.stalls = Usual(), [], []
+        state.groups, state.same_work = groups, same_work
+
+    def _compare_with_peers(self, state: JobState) -> None:
+        """At the end of the warm-up: a rank that was slow from the first step on has no healthy past, its peers have."""
+        if state.usual.blocks != self.settings.warm_blocks or not state.same_work:
+            return
+        apart = state.usual.already_slow(state.groups, self.settings.start_ratio, self.settings.start_deviations)
+        state.usual.expect_like_peers(apart, state.groups)
+        state.score[apart] = self.settings.alarm_score
+        state.run_start_ns[apart], state.run_blocks[apart] = state.blocks[0].start_ns, len(state.blocks)
 
     def _reset_runs(self, state: JobState) -> None:
         count = len(state.keys)
@@ -225,18 +267,18 @@ class StragglerDetector(Detector):
         if not np.isfinite(recent).all():
             return own
         spread = SCALE_OF_MAD * np.median(np.abs(recent - np.median(recent, axis=0)), axis=0)
-        restless = spread - excess_over_peers(spread[None, :])[0]
+        restless = spread - excess_in_groups(spread[None, :].astype(np.float64), state.groups)[0]
         return np.asarray(np.maximum(own, restless))
 
     def _run(self, state: JobState, rank: int) -> list[Block]:
         return state.blocks[-min(int(state.run_blocks[rank]), len(state.blocks)) :]
 
     def _blame_steady(self, state: JobState, block: Block) -> list[Verdict]:
-        guilty = [rank for rank in range(len(state.keys)) if self._is_guilty(state, block, rank)]
-        if not guilty or 2 * len(guilty) > len(state.keys):
-            return []
         verdicts = []
-        for rank in guilty:
+        suspects = np.flatnonzero(state.score >= self.settings.alarm_score)
+        for rank in self._few_of_their_peers(
+            state, [int(r) for r in suspects if self._is_guilty(state, block, int(r))]
+        ):
             run = self._run(state, rank)
             excess = _mean_over(run, "excess", rank) - float(state.usual.excess[rank])
             data_ms = _mean_over(run, "data_excess", rank)
@@ -244,6 +286,14 @@ class StragglerDetector(Detector):
             blame = Blame(kind, state.assembly.nodes[rank], rank, int(state.run_start_ns[rank]), excess, False)
             verdicts += self._open(state, blame, block)
         return verdicts
+
+    def _few_of_their_peers(self, state: JobState, guilty: list[int]) -> list[int]:
+        """Where most peers are slower at once, it is not for a reason of their own."""
+        few: list[int] = []
+        for members in state.groups if guilty else ():
+            mine = np.intersect1d(guilty, members)
+            few += mine.tolist() if 2 * len(mine) <= len(members) else []
+        return sorted(few)
 
     def _is_guilty(self, state: JobState, block: Block, rank: int) -> bool:
         settings, usual = self.settings, state.usual
@@ -262,39 +312,27 @@ class StragglerDetector(Detector):
             return False
         return excess >= settings.least_share * step_ms and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
 
-    def _count_stalls(self, state: JobState, steps: list[JointStep]) -> None:
-        """Only steps that every rank reported: a stall of a rank that nobody heard would make another's look singular."""
-        steps = [step for step in steps if np.isfinite(step.values[0]).all()]
-        if not steps:
+    def _count_stalls(self, state: JobState, steps: list[JointStep], excess: Floats) -> None:
+        heard = singular.heard(steps)
+        if not heard.any():
             return
-        excess = step_excess(steps) - state.usual.excess
-        step_ms = state.usual.step_ms
-        limit = np.maximum(
-            8.0 * state.usual.limit_scale(step_ms), max(0.6 * step_ms, 1.5 * float(np.median(state.spike_ms)))
-        )
-        for row, rank in np.argwhere(np.nan_to_num(excess) > limit):
-            local = float(excess[row, rank])
-            data = float(np.nan_to_num(steps[row].values[DATA, rank])) > 0.5 * local
-            state.stalls.append(Stall(steps[row].started_at_ns, int(rank), local, data))
-        horizon_ns = steps[-1].started_at_ns - int(self.settings.stall_window_s * NS_PER_S)
-        state.stalls = [stall for stall in state.stalls if stall.at_ns >= horizon_ns][-2048:]
-        above = np.mean(excess > state.spike_ms, axis=0)
-        state.spike_ms = np.maximum(0.0, state.spike_ms + _SPIKE_GAIN * step_ms * (above - _SPIKE_SHARE))
+        whole = [step for step, known in zip(steps, heard, strict=True) if known]
+        above = excess[heard] - state.usual.excess
+        state.stalls += singular.found_in(whole, above, state.usual, state.spike_ms)
+        state.stalls = singular.recent(state.stalls, whole[-1].started_at_ns, self.settings.stall_window_s)
+        state.spike_ms = singular.spike_level(state.spike_ms, above, state.usual.step_ms)
 
     def _blame_stalls(self, state: JobState, block: Block) -> list[Verdict]:
-        counts = np.bincount([stall.rank for stall in state.stalls], minlength=len(state.keys))
-        rank = int(np.argmax(counts))
-        mine = [stall for stall in state.stalls if stall.rank == rank]
-        if (
-            not mine
-            or block.end_ns - mine[-1].at_ns > _FRESH_NS
-            or len(mine) < self.settings.stall_share * len(state.stalls)
-        ):
+        if not state.stalls:
             return []
-        if len(counts) * chance_of(len(mine), len(state.stalls), 1.0 / len(counts)) > self.settings.stall_risk:
+        rank = singular.singular_rank(
+            state.stalls, len(state.keys), self.settings.stall_share, self.settings.stall_risk
+        )
+        mine = [stall for stall in state.stalls if stall.rank == rank]
+        if not mine or block.end_ns - mine[-1].at_ns > _FRESH_NS:
             return []
         kind = "data_slow" if sum(stall.data for stall in mine) > 0.5 * len(mine) else "compute_slow"
-        bursts = _bursts(mine)
+        bursts = singular.bursts(mine)
         needed = self.settings.data_bursts if kind == "data_slow" else self.settings.compute_bursts
         if sum(len(burst) > 1 for burst in bursts) < needed and len(bursts) < 2 * needed:
             return []
@@ -393,27 +431,6 @@ def _rank_keys(nodes: list[str]) -> list[str]:
 def _mean_over(run: list[Block], field: str, rank: int) -> float:
     values = np.array([getattr(block, field)[rank] for block in run])
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else 0.0
-
-
-def chance_of(count: int, total: int, share: float) -> float:
-    """Probability that `count` or more of `total` independent stalls fall on a rank that draws each with probability `share`.
-
-    Examples
-    --------
-    >>> chance_of(3, 3, 0.25)
-    0.015625
-    """
-    return sum(math.comb(total, k) * share**k * (1.0 - share) ** (total - k) for k in range(count, total + 1))
-
-
-def _bursts(stalls: list[Stall]) -> list[list[Stall]]:
-    """Stalls in groups, parted by calm of at least 1.5 s."""
-    groups: list[list[Stall]] = []
-    for stall in stalls:
-        if not groups or stall.at_ns - groups[-1][-1].at_ns > 1.5 * NS_PER_S:
-            groups.append([])
-        groups[-1].append(stall)
-    return groups
 
 
 def _score(state: JobState, blame: Blame) -> float:

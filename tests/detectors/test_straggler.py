@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detectors.steps.assembly import excess_over_peers
+from detectors.steps.peers import excess_over_peers
 from detectors.steps.straggler import StragglerDetector
 from detectors.synthetic import Scene, SyntheticCluster
 from trainwarden.clock import NS_PER_S
