@@ -1,29 +1,22 @@
-"""Codes that drivers and kernels print: which mean broken hardware at once, which are only worth a look, and which blame the program."""
+"""Codes that drivers and kernels print: which mean broken hardware at once, which are only worth a look, and which blame the program.
+
+What a code means, and when that is taken back, is in the table (`codes.csv`).
+"""
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 
 import msgspec
 
 from detectors.base import Detector, Frame, series_evidence
+from detectors.rules.table import Rule, table
 from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, LogEvent, Verdict
 from trainwarden.settings import option
 
-_FATAL_ACTIONS = frozenset({"RESTART_BM", "RESET_GPU", "RESTART_VM", "WORKFLOW_XID_48"})
-_LINK_ACTIONS = frozenset({"WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"})
-_APPLICATION_XIDS = frozenset({13, 31, 43, 45})
-_PROCESS_CODES = frozenset({"oom_kill", "segfault", "cuda_oom", "cuda_error"})
-"""Say something of a process or its memory, whatever their severity: never of broken hardware."""
-_SYMPTOMS = frozenset({"nccl_timeout", "nccl_net_error", "nccl_peer_closed"})
-"""Said by victims: who times out first is not who is to blame."""
-_HOOK_CODES = frozenset({"save_refused", "worker_exit", "save_ok", "restored", "hook_bye"})
 _MAX_SAID = 4096
 
 
@@ -42,10 +35,27 @@ class Meaning:
     clause: str
 
 
+class Standing(msgspec.Struct):
+    """An opinion that its rule can take back."""
+
+    node: str
+    code: str
+    device: str
+    kind: str
+    job: str
+    attempt: int
+    rank: int
+    first_ns: int
+    last_ns: int
+    quiet_s: float
+    until: tuple[str, str]
+
+
 class State(msgspec.Struct):
-    """When each (node, code, device) was last said."""
+    """When each node, code and device was last said, and what stands."""
 
     said_ns: dict[str, int] = {}
+    standing: dict[str, Standing] = {}
 
 
 class CodeDetector(Detector):
@@ -53,6 +63,7 @@ class CodeDetector(Detector):
 
     name = "known_codes"
     kinds = ("fatal_code", "suspect_code", "save_failed")
+    false_alarms_per_node_day = 1e-4
     Settings = CodeSettings
     settings: CodeSettings
 
@@ -61,7 +72,7 @@ class CodeDetector(Detector):
         self._state = State()
 
     def update(self, frame: Frame) -> list[Verdict]:
-        verdicts = []
+        verdicts = self._take_back(frame)
         for event in frame.logs:
             meaning = meaning_of(event)
             if meaning is not None and self._is_news(event):
@@ -85,31 +96,67 @@ class CodeDetector(Detector):
         self._state = decode_state(payload, State)
 
     def _is_news(self, event: LogEvent) -> bool:
-        key = f"{event.node}|{event.code}|{_device(event)}"
+        key = _key(event)
         last_ns = self._state.said_ns.get(key)
         if last_ns is not None and abs(event.observed_at_ns - last_ns) < self.settings.repeat_s * NS_PER_S:
             return False
         self._state.said_ns.pop(key, None)
         self._state.said_ns[key] = event.observed_at_ns
         if len(self._state.said_ns) > _MAX_SAID:
-            del self._state.said_ns[next(iter(self._state.said_ns))]
+            oldest = next(iter(self._state.said_ns))
+            del self._state.said_ns[oldest]
+            self._state.standing.pop(oldest, None)
         return True
 
     def _say(self, event: LogEvent, meaning: Meaning, frame: Frame) -> Verdict:
         layout = frame.topology.job(event.job) if event.job else frame.topology.job_of(event.node)
         ranks = layout.ranks_on(event.node) if layout is not None else ()
-        device = _device(event)
+        device = device_of(event)
         where = f"{event.node}, device {device}" if device else event.node
         text = f"{where} reported {event.code}: {meaning.clause}"
         at_ns = event.observed_at_ns
         line = series_evidence(
             f"log of {event.source or 'the node'}", "event", [at_ns], [float(event.repeat)], note=event.line[:240]
         )
-        return self.verdict(
+        said = self.verdict(
             kind=meaning.kind, entity=Entity(EntityKind.NODE, event.node, event.node), window=(at_ns, at_ns), onset_at_ns=at_ns,
             job=event.job or (layout.job if layout else ""), attempt=layout.attempt if layout else event.attempt,
             rank=event.rank if event.rank >= 0 else min(ranks, default=-1), score=float(event.repeat),
             confidence=0.98 if meaning.kind != "suspect_code" else 0.5, text=text, evidence=(line,),
+        )  # fmt: skip
+        self._stand(event, said)
+        return said
+
+    def _stand(self, event: LogEvent, said: Verdict) -> None:
+        rule, key = table().find(event.code, event.severity), _key(event)
+        if rule is None or rule.sticky:
+            return
+        known = self._state.standing.pop(key, None)
+        self._state.standing[key] = Standing(
+            event.node, event.code, device_of(event), said.kind, said.job, said.attempt, said.rank,
+            known.first_ns if known is not None and known.kind == said.kind else said.onset_at_ns, event.observed_at_ns,
+            rule.quiet_s, rule.until,
+        )  # fmt: skip
+
+    def _take_back(self, frame: Frame) -> list[Verdict]:
+        if not self._state.standing:
+            return []
+        now_ns = max((tick.at_ns for tick in frame.ticks), default=0)
+        over = {
+            key: now_ns
+            for key, s in self._state.standing.items()
+            if s.quiet_s and now_ns - s.last_ns > s.quiet_s * NS_PER_S
+        }
+        for event in frame.logs:
+            over |= {key: event.observed_at_ns for key, s in self._state.standing.items() if _ends(event, s)}
+        return [self._clear(self._state.standing.pop(key), at_ns) for key, at_ns in sorted(over.items())]
+
+    def _clear(self, standing: Standing, at_ns: int) -> Verdict:
+        where = f"{standing.node}, device {standing.device}" if standing.device else standing.node
+        return self.verdict(
+            kind=standing.kind, entity=Entity(EntityKind.NODE, standing.node, standing.node), window=(standing.first_ns, at_ns),
+            onset_at_ns=standing.first_ns, job=standing.job, attempt=standing.attempt, rank=standing.rank, confidence=0.9,
+            text=f"{where}: {standing.code} is taken back", clears=True,
         )  # fmt: skip
 
 
@@ -123,43 +170,39 @@ def meaning_of(event: LogEvent) -> Meaning | None:
     >>> meaning_of(LogEvent(code="xid:31", severity="warning")).kind
     'suspect_code'
     """
-    name, _, number = event.code.partition(":")
-    if name in _HOOK_CODES or name in _SYMPTOMS or not name:
+    rule = table().find(event.code, event.severity)
+    if rule is None or rule.verdict == "none":
         return None
-    if name == "save_failed":
-        return Meaning("save_failed", event.attributes.get("error", "") or "the checkpoint was not written")
-    if name == "xid":
-        return _meaning_of_xid(int(number), event.severity) if number.isdigit() else None
-    if event.severity == "critical" and name not in _PROCESS_CODES:
-        return Meaning("fatal_code", "broken hardware or a dead kernel by its own words")
-    return (
-        Meaning("suspect_code", "worth a look; by itself no reason to remove the node")
-        if event.severity != "info"
-        else None
-    )
+    if rule.verdict == "save_failed":
+        return Meaning("save_failed", event.attributes.get("error", "") or rule.meaning)
+    return Meaning(rule.verdict, _clause(rule))
 
 
-def _meaning_of_xid(number: int, severity: str) -> Meaning | None:
-    action = xid_actions().get(number, "")
-    if action in _FATAL_ACTIONS or (action in _LINK_ACTIONS and severity == "critical"):
-        return Meaning("fatal_code", f"the vendor's remedy is {action}")
-    if number in _APPLICATION_XIDS or action == "RESTART_APP":
-        return Meaning(
-            "suspect_code", "usually the program's fault; the node is suspect only when it recurs there across jobs"
-        )
-    if severity == "info" and action == "IGNORE":
-        return None
-    return Meaning(
-        "suspect_code", f"the vendor's remedy is {action or 'unknown'}; by itself no reason to remove the node"
-    )
-
-
-@cache
 def xid_actions() -> dict[int, str]:
-    """Xid → NVIDIA's recommended action."""
-    text = resources.files("detectors.rules").joinpath("xid_action.csv").read_text()
-    return {int(row["xid"]): row["action"] for row in csv.DictReader(text.splitlines())}
+    """Xid → NVIDIA's recommended action, word for word."""
+    found = {rule.code: rule.vendor_action for rule in table().rules if rule.vendor_action}
+    return {int(code.partition(":")[2]): action for code, action in found.items()}
 
 
-def _device(event: LogEvent) -> str:
+def device_of(event: LogEvent) -> str:
+    """The device that an event is about, empty when it names none."""
     return next((event.attributes[key] for key in ("pci", "gpu", "device") if event.attributes.get(key)), "")
+
+
+def _clause(rule: Rule) -> str:
+    vendor = f" (the vendor's remedy: {rule.vendor_action})" if rule.vendor_action else ""
+    if rule.verdict == "fatal_code":
+        return f"{rule.meaning}; remedy: {rule.remedy}{vendor}"
+    if rule.action == "RESTART_APP":
+        return f"{rule.meaning}; usually the program's fault, the node is suspect only when it recurs there across jobs{vendor}"
+    return f"{rule.meaning}; by itself no reason to remove the node; remedy: {rule.remedy}{vendor}"
+
+
+def _key(event: LogEvent) -> str:
+    return f"{event.node}|{event.code}|{device_of(event)}"
+
+
+def _ends(event: LogEvent, standing: Standing) -> bool:
+    code, severity = standing.until
+    same_place = event.node == standing.node and device_of(event) == standing.device
+    return bool(code) and same_place and event.code == code and event.severity == severity
