@@ -72,7 +72,7 @@ def _restore(job: Job, mine: Candidate, model: Any, optimizer: Any, stateful: Ma
         _all_or_nobody(problem)
         job.start_step, job.restored_from = restored.step, restored.source
         log.info("restored step %d from %s", restored.step, restored.source)
-    job.sender.send(
+    job.recorder.outbox.send(
         "restore",
         {
             **job.environment.identity(),

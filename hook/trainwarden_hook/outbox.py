@@ -18,6 +18,7 @@ from trainwarden_hook.rows import Row
 from trainwarden_hook.wire import Sender, encode
 
 MAX_PENDING = 8
+MAX_QUEUED = 4096
 POLL_S = 0.05
 LAST_WORDS_S = 1.0
 log = logging.getLogger("trainwarden.hook")
@@ -27,7 +28,8 @@ class Outbox:
     """Keeps the order of what is put in; nothing put in waits, and nothing here raises into training.
 
     A step whose numbers are still on their way from a device is held until they are here, and so is
-    what was put in after it; when more than eight wait, the oldest goes without them.
+    what was put in after it; when more than eight wait, the oldest goes without them. Where the
+    thread cannot keep up (or cannot be started) what is too much is left out, and told as dropped.
 
     Parameters
     ----------
@@ -45,15 +47,26 @@ class Outbox:
         """A forked child has none of the parent's threads, and must not send what the parent will."""
         self._queue: SimpleQueue[Row | bytes | threading.Event] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._left_out = self._told = 0
 
     def put(self, item: Row | bytes) -> None:
         """Send this, after all that came before."""
         if self._sender.silent:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="trainwarden-outbox", daemon=True)
-            self._thread.start()
+        if (self._thread is None and not self._start()) or self._queue.qsize() >= MAX_QUEUED:
+            self._left_out += 1
+            return
         self._queue.put(item)
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="trainwarden-outbox", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("steps are not reported until a thread can be started: %s", error)
+            return False
+        self._thread = thread
+        return True
 
     def send(self, kind: str, fields: Mapping[str, object]) -> None:
         """Send a datagram, after all that came before."""
@@ -86,6 +99,8 @@ class Outbox:
     def _send_ready(self, waiting: deque[Row | bytes], may_wait: int) -> None:
         while waiting and (len(waiting) > may_wait or _is_ready(waiting[0])):
             item = waiting.popleft()
+            self._told, left_out = self._left_out, self._left_out - self._told
+            self._sender.note_dropped(left_out)
             try:
                 self._sender.send_body(item if isinstance(item, bytes) else item.body())
             except Exception:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
+
+log = logging.getLogger("trainwarden.hook")
 
 
 class DeviceScalar:
@@ -15,15 +18,25 @@ class DeviceScalar:
     host
         Host tensor that receives the value.
     arrived
-        Whether the copy has finished.
+        Whether the copy has finished; may raise when the device has failed.
     wait
         Block until it has.
     """
 
     def __init__(self, host: Any, arrived: Callable[[], bool], wait: Callable[[], None]) -> None:
         self._host = host
-        self.arrived = arrived
+        self._arrived = arrived
         self._wait = wait
+        self.lost = False
+
+    def arrived(self) -> bool:
+        """Whether there is nothing more to wait for: the copy has finished, or is lost with its device."""
+        try:
+            return self.lost or self._arrived()
+        except Exception:
+            log.exception("a number is lost: its device has failed")
+            self.lost = True
+            return True
 
     def value(self) -> float:
         """The number; call it when it has arrived."""
@@ -64,7 +77,7 @@ def here(value: Scalar) -> bool:
 def read(value: Scalar) -> float | None:
     """The number if it is here, else ``None``."""
     if isinstance(value, DeviceScalar):
-        return value.value() if value.arrived() else None
+        return value.value() if value.arrived() and not value.lost else None
     return value
 
 

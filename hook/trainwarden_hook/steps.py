@@ -118,7 +118,7 @@ class StepRecorder:
         if loss is not None:
             self._loss = scalar(loss)
         if samples is not None:
-            self._samples = samples
+            self._samples = samples if type(samples) is int else int(samples)
         self._own_ns += now_ns() - started
 
     def end(self) -> None:

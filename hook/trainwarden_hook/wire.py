@@ -89,6 +89,11 @@ class Sender:
         self._unreported -= waiting
         return True
 
+    def note_dropped(self, count: int) -> None:
+        """Datagrams that never came here: the next one that fits tells of them too."""
+        self.dropped += count
+        self._unreported += count
+
     def close(self) -> None:
         """Give the socket back; later sends are silent."""
         if self._socket is not None:

@@ -7,13 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainwarden_hook.outbox import MAX_PENDING, Outbox
+from trainwarden_hook.outbox import MAX_PENDING, MAX_QUEUED, Outbox
 from trainwarden_hook.rows import Row
 from trainwarden_hook.scalars import DeviceScalar
 from trainwarden_hook.wire import Sender, encode
@@ -127,3 +128,50 @@ def test_a_body_that_cannot_be_made_is_left_out(outbox: Outbox, collector: socke
     outbox.put(broken)
     outbox.put(encode("save", {"step": 1}))
     assert take(collector)["t"] == "save"
+
+
+def test_a_device_that_fails_costs_its_numbers_and_not_the_outbox(outbox: Outbox, collector: socket.socket) -> None:
+    def fail() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    outbox.put(a_row(1, DeviceScalar(torch.tensor(0.5), fail, lambda: None)))
+    outbox.put(a_row(2, 0.25))
+    assert outbox.flush()
+    first, second = take(collector), take(collector)
+    assert (first["step"], "loss" in first) == (1, False), "the step itself is what a dying rank has to tell"
+    assert (second["step"], second["loss"]) == (2, 0.25)
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(
+    outbox: Outbox, collector: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        outbox.put(a_row(1))
+    outbox.put(a_row(2))
+    assert outbox.flush()
+    row = take(collector)
+    assert (row["step"], row["dropped"]) == (2, 1)
+
+
+def test_a_thread_that_falls_behind_costs_rows_and_no_memory(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def stand_still(body: bytes) -> bool:
+        busy.set()
+        return go_on.wait(10)
+
+    monkeypatch.setattr(outbox._sender, "send_body", stand_still)
+    monkeypatch.setattr(outbox._sender, "note_dropped", told.append)
+    outbox.send("save", {"step": 0})
+    assert busy.wait(10)
+    for step in range(MAX_QUEUED + 5):
+        outbox.put(a_row(step))
+    assert outbox._queue.qsize() == MAX_QUEUED
+    go_on.set()
+    assert outbox.flush(10)
+    assert sum(told) == 5

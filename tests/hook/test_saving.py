@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from trainwarden_hook import segments
+from trainwarden_hook.attaching import _restore
 from trainwarden_hook.checkpoint import Saver
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.job import Job
 from trainwarden_hook.mailbox import Mailbox
 from trainwarden_hook.memory import Buffers, Stamp
-from trainwarden_hook.restore import find
+from trainwarden_hook.restore import Candidate, find
 from trainwarden_hook.supervisor import margin_step
 from trainwarden_hook.trainers import Trainers, commit_failure
 
@@ -228,3 +229,12 @@ def test_an_exception_of_the_script_passes_through() -> None:
     job = Job(Environment("t", "n0", 1, 0, 0, 1, None, None, None, None, 60.0))
     with pytest.raises(KeyError), job.step(0) as s, s.forward():
         raise KeyError("mine")
+
+
+def test_what_was_restored_is_told_after_the_hello_and_by_the_same_thread() -> None:
+    job = Job(Environment("j", "n0", 0, 0, 0, 1, None, None, None, None, 60.0))
+    told: list[str] = []
+    job.recorder.outbox.send = lambda kind, fields: told.append(kind)  # type: ignore[method-assign]
+    job.open()
+    _restore(job, Candidate(), torch.nn.Linear(1, 1), None, {})
+    assert told == ["hello", "restore"]
