@@ -128,6 +128,12 @@ class Job:
         """Register the communication hook on a DDP model."""
         if not hasattr(model, "register_comm_hook"):
             return
+        from torch.nn.parallel import DistributedDataParallel
+
+        if not isinstance(model, DistributedDataParallel):
+            # Sharded models hand other things to a hook: ours would break their backward pass.
+            log.info("%s is no DistributedDataParallel: gradients are not looked at", type(model).__name__)
+            return
         from trainwarden_hook.gradients import GradientTap
 
         group = model.process_group

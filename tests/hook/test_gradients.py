@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from trainwarden_hook.environment import Environment
 from trainwarden_hook.gradients import MAX_FAILURES, SAMPLE_PARTS, GradientTap, Stride
+from trainwarden_hook.job import Job
 from trainwarden_hook.rows import Row
 from trainwarden_hook.scalars import DeviceScalar, here, is_bad, read
 
@@ -186,3 +188,47 @@ def test_a_number_on_its_way_from_a_device_is_never_waited_for() -> None:
     assert not is_bad(value)
     assert arrived[0], "before a save it is waited for"
     assert read(value) == 2.5
+
+
+def test_a_glance_reads_each_kind_of_number_as_what_it_is() -> None:
+    tap = expensive()
+    tap.sample_stride.every = 1000
+    assert one_step(tap, torch.ones(8)) == (None, None)
+    wide = torch.ones(8, dtype=torch.float64)
+    wide[7] = math.nan
+    local, _ = one_step(tap, wide)
+    assert local is not None
+    assert math.isnan(local)
+
+
+def test_a_norm_that_cannot_be_put_together_costs_the_norm_only() -> None:
+    tap = GradientTap(1, Group())
+    tap.begin(must_measure=True)
+    tap._squares[:] = [torch.ones(()), object()]
+    assert tap.local_norm() is None
+    assert tap.failures == 1
+
+
+class Sharded(torch.nn.Linear):
+    """Has hooks of its own kind, as FullyShardedDataParallel: ours would break its backward pass."""
+
+    process_group = None
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        raise AssertionError("our hook is for DistributedDataParallel only")
+
+
+def test_a_wrapper_that_is_not_ddp_is_left_alone() -> None:
+    job = Job(Environment("j", "n0", 0, 0, 0, 1, None, None, None, None, 60.0))
+    job.tap_gradients(Sharded(2, 2))
+    assert job.recorder.tap is None
+
+
+@pytest.mark.parametrize(("said", "told"), [(8, 8), (8.0, 8), (torch.tensor(8), 8), (True, 1), ("many", None)])
+def test_the_number_of_samples_may_be_any_number(said: Any, told: int | None) -> None:
+    job = Job(Environment("j", "n0", 0, 0, 0, 1, None, None, None, None, 60.0))
+    rows: list[Row] = []
+    job.recorder.outbox.put = rows.append  # type: ignore[method-assign, assignment]
+    with job.step(1) as step:
+        step.report(loss=1.0, samples=said)
+    assert json.loads(rows[0].body()).get("samples") == told
