@@ -115,23 +115,34 @@ class Saver:
                 self._finish(job)
             except Exception as error:
                 log.exception("the save of step %d failed", job.step)
-                self._report(SaveReport(job.step, "memory", False, f"{type(error).__name__}: {error}"))
+                self._no_longer_sealing(job)
+                self._tell(SaveReport(job.step, "memory", False, f"{type(error).__name__}: {error}"))
             if self._jobs.empty():
                 self._idle.set()
+
+    def _tell(self, report: SaveReport) -> None:
+        """A listener that fails must not end the thread that seals."""
+        try:
+            self._report(report)
+        except Exception:
+            log.exception("what became of the save of step %d cannot be told", report.step)
+
+    def _no_longer_sealing(self, job: _Sealing) -> None:
+        if self._sealing is job.buffer and job.buffer.writing == job.ticket:
+            self._sealing = None
 
     def _finish(self, job: _Sealing) -> None:
         bad = job.buffer.look_for_nan(job.plan)
         if bad and job.buffer.writing == job.ticket:
             self._sealing = None
-            self._report(SaveReport(job.step, "memory", False, f"the model's {bad} holds NaN"))
+            self._tell(SaveReport(job.step, "memory", False, f"the model's {bad} holds NaN"))
             return
         header = job.buffer.seal(job.plan, self.stamp, job.step, job.ticket)
-        if self._sealing is job.buffer and job.buffer.writing == job.ticket:
-            self._sealing = None
+        self._no_longer_sealing(job)
         if header is None:
-            self._report(SaveReport(job.step, "memory", False, "overwritten by a later save before it was sealed"))
+            self._tell(SaveReport(job.step, "memory", False, "overwritten by a later save before it was sealed"))
             return
-        self._report(SaveReport(job.step, "memory", True, "", header.payload_bytes, job.stall_ms))
+        self._tell(SaveReport(job.step, "memory", True, "", header.payload_bytes, job.stall_ms))
         if self._folder is not None and self._jobs.empty():
             self._persist(job, self._folder)
 
@@ -150,4 +161,4 @@ class Saver:
         finally:
             self._being_read = None
         persist_ms = (time.perf_counter() - started) * 1e3
-        self._report(SaveReport(job.step, "disk", done, error, job.plan.payload_bytes, 0.0, persist_ms))
+        self._tell(SaveReport(job.step, "disk", done, error, job.plan.payload_bytes, 0.0, persist_ms))

@@ -78,10 +78,15 @@ class Folder:
             yield step, os.path.join(self.path, name)
 
     def discard_above(self, step: int) -> None:
-        """Remove this rank's own saves newer than ``step`` (roll back)."""
+        """Remove every save of the job newer than ``step`` (roll back).
+
+        Those of other nodes too: a node that is out of the job is not there to remove its own, and a
+        later restart, which has no bound, would take them.
+        """
         for at, path in self.newest_first():
-            if at > step and path.endswith(self._own + SUFFIX):
-                os.unlink(path)
+            if at > step:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

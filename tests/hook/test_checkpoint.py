@@ -369,3 +369,41 @@ def test_names_of_segments_are_plain_and_distinct(names: tuple[str, str]) -> Non
     path = segments.path(*names, 0, "a")
     assert os.path.dirname(path) == "/dev/shm"
     assert path != segments.path(names[0] + "_", names[1], 0, "a")
+
+
+def test_a_failure_in_the_background_does_not_end_the_periodic_saves(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError('"isnan" not implemented for this kind')
+
+    rank.save(10)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainwarden_hook.packing.Plan.first_nan", fail)
+        rank.save(20)
+    assert not rank.reports[-1].ok
+    assert rank.save(30) is None, "a save that failed is not being sealed any more"
+    assert rank.found()[0] == 30
+
+
+def test_a_report_that_fails_does_not_end_the_saves(rank: Rank) -> None:
+    def fail(_: SaveReport) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told, rank.saver._report = rank.saver._report, fail
+    rank.save(10)
+    rank.saver._report = told
+    assert rank.save(20) is None
+    assert rank.found()[0] == 20
+
+
+def test_roll_back_removes_the_newer_files_of_nodes_that_are_out(rank: Rank) -> None:
+    """Their own processes are not there to do it, and a later restart without a bound would take them."""
+    assert rank.folder is not None
+    gone = Folder(os.path.dirname(rank.folder.path), rank.job, "excluded", 0)
+    rank.save(10)
+    rank.save(40)
+    newest = next(path for step, path in rank.folder.newest_first() if step == 40)
+    os.rename(newest, newest.replace(rank.folder._own, gone._own))
+    rank.folder.discard_above(25)
+    assert [step for step, _ in rank.folder.newest_first()] == [10]
