@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ KINDS: dict[str, type] = {
 HTTP_OK, HTTP_MALFORMED, HTTP_FORBIDDEN, HTTP_REFUSED = 200, 400, 401, 409
 MAX_CLOCK_SKEW_NS = 30_000_000_000
 Answer = dict[str, Any]
+log = logging.getLogger("trainwarden.warden")
 
 
 def canonical(body: dict[str, Any]) -> bytes:
@@ -173,10 +175,19 @@ class Gate:
             with self._changed:
                 if command.verb != "status":
                     self._memory.answers[command.id] = answer
-                self._file.save(self._memory)
                 self._running.discard(command.id)
                 self._changed.notify_all()
+                self._keep_answer(command)
         return _code(answer), answer
+
+    def _keep_answer(self, command: Command) -> None:
+        """What was done is done: a disk that is full now must not keep the answer from whoever asked."""
+        try:
+            self._file.save(self._memory)
+        except OSError as error:
+            log.error(
+                "the answer to %s is not on disk (%s): free space, or it is forgotten at a restart", command.id, error
+            )
 
     def _answer(self, key: str, status: str, reason: str, result: Answer | None = None) -> Answer:
         return {"id": key, "status": status, "reason": reason, "fence": self._memory.fence, "result": result or {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 from trainwarden_hook.wire import unix_address
 
 MAX_LINE_BYTES = 1 << 20
+ACCEPT_AGAIN_S = 0.2
+log = logging.getLogger("trainwarden.links")
 Message = dict[str, Any]
 
 
@@ -76,6 +79,7 @@ class Listener:
     def __init__(self, path: str, serve: Callable[[Link], None]) -> None:
         self.path = path
         self._serve = serve
+        self._closed = threading.Event()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,16 +89,20 @@ class Listener:
         threading.Thread(target=self._accept, name="trainwarden-accept", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as error:
+                # For example no descriptor is left: whoever connects later must still be let in.
+                if not self._closed.wait(ACCEPT_AGAIN_S):
+                    log.warning("nobody could be let in at %s: %s", self.path, error)
+                continue
             link = Link(connection)
             threading.Thread(target=self._serve, args=(link,), name="trainwarden-link", daemon=True).start()
 
     def close(self) -> None:
         """Stop accepting and remove the socket file."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 
 from trainwarden_hook.lines import Link, Message
 
+log = logging.getLogger("trainwarden.links")
 Handler = Callable[["Peer", Message], Message | None]
 
 
@@ -53,7 +55,11 @@ class Peer:
                     self._answers[number] = message
                     self._lock.notify_all()
             return
-        reply = self._handle(self, message)
+        try:
+            reply = self._handle(self, message)
+        except Exception:
+            log.exception("a message on a control link could not be handled: %s", sorted(message))
+            return
         if reply is not None and "ask" in message:
             self.answer(message, reply)
 

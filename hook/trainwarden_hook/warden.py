@@ -155,11 +155,16 @@ class Warden:
             memory.excluded = reason
 
         self.gate.persist(change)
-        stuck = self._process.stop()
-        segments.unlink_all(self.memory.job, self.memory.node)
+        stuck = self._stop_launcher()
         if stuck:
             return _answer("failed", f"process {stuck} could not be killed; the node is excluded all the same")
         return _answer("done", f"node {self.memory.node} is excluded: {reason}")
+
+    def _stop_launcher(self) -> int | None:
+        """Process id of one that could not be killed."""
+        stuck = self._process.stop()
+        segments.unlink_all(self.memory.job, self.memory.node)
+        return stuck
 
     def _admit(self) -> Answer:
         if self.memory.excluded:
@@ -217,11 +222,22 @@ class Warden:
         while not self._ending:
             self.wake.wait(WATCH_S)
             self.wake.clear()
-            code = self._process.poll()
-            if code is not None:
-                self._ended(code)
-            if self._should_run() and self._process.pid is None:
+            try:
+                self._look_after()
+            except Exception:
+                # for example a full disk: who keeps the launcher alive must not die of it
+                log.exception("the launcher could not be looked after; trying again")
+
+    def _look_after(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            self._ended(code)
+        if self._should_run():
+            if self._process.pid is None:
                 self._start()
+        elif self._process.pid is not None and not self._ending:
+            log.warning("launcher %d runs and must not (%s): stopping it", self._process.pid, self._state({}, True))
+            self._stop_launcher()
 
     def _wait_adoption(self) -> None:
         """A launcher of an earlier warden reports within moments; starting a second one would double the node."""
@@ -244,7 +260,8 @@ class Warden:
 
     def _ended(self, code: int) -> None:
         log.warning("the launcher ended with %d", code)
-        if code == 0 and not self._ending:
+        # an adopted launcher leaves no exit code, but its last word
+        if (code == 0 or self._told.get("state") == "finished") and not self._ending:
             self.gate.persist(lambda memory: setattr(memory, "finished", True))
         elif code in {1, 2}:
             self._failed = (
@@ -283,8 +300,7 @@ class Warden:
     def end(self) -> None:
         """Stop the launcher and let `keep` return."""
         self._ending = True
-        self._process.stop()
-        segments.unlink_all(self.memory.job, self.memory.node)
+        self._stop_launcher()
         if self._listener is not None:
             self._listener.close()
         self.wake.set()

@@ -222,3 +222,24 @@ def test_two_wardens_cannot_share_a_state_directory(tmp_path: Path) -> None:
         StateFile(str(tmp_path))
     first.close()
     StateFile(str(tmp_path)).close()
+
+
+def test_a_disk_that_fills_up_during_a_command_does_not_block_its_repetition(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = fixture.file.save, [0]
+
+    def full_at_the_second(memory: Memory) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(28, "No space left on device")
+        plain(memory)
+
+    monkeypatch.setattr(fixture.file, "save", full_at_the_second)
+    answers = [fixture.send(id="a", nonce="8" * 16)]
+    again = threading.Thread(target=lambda: answers.append(fixture.send(id="a", nonce="9" * 16)), daemon=True)
+    again.start()
+    again.join(5)
+    assert not again.is_alive(), "the id waits for ever for an answer that was given"
+    assert [answer["status"] for _, answer in answers] == ["done", "done"]
+    assert len(fixture.done) == 1
