@@ -61,6 +61,11 @@ class StragglerSettings:
         3, "stalls in loading data must come in so many bursts with calm between, or twice as many lone ones"
     )
     compute_bursts: int = option(5, "the same for stalls in computing: more, because a node may be taken away for them")
+    together_share: float = option(
+        0.25,
+        "three nodes or more, and more than this share of the peers, that become slow together have a shared cause",
+    )
+    together_s: float = option(15.0, "together is within so long")
     start_ratio: float = option(
         1.2,
         "a rank whose local time was so many times its peers' from the beginning is slow, where they do the same work",
@@ -288,11 +293,14 @@ class StragglerDetector(Detector):
         return verdicts
 
     def _few_of_their_peers(self, state: JobState, guilty: list[int]) -> list[int]:
-        """Where most peers are slower at once, it is not for a reason of their own."""
+        """Where most peers are slower, or several nodes since the same moment, it is not for a reason of their own."""
         few: list[int] = []
         for members in state.groups if guilty else ():
             mine = np.intersect1d(guilty, members)
-            few += mine.tolist() if 2 * len(mine) <= len(members) else []
+            nodes = {state.assembly.nodes[rank] for rank in members.tolist()}
+            together = _at_once(state, mine.tolist(), int(self.settings.together_s * NS_PER_S))
+            shared = together >= 3 and together > self.settings.together_share * len(nodes)
+            few += mine.tolist() if 2 * len(mine) <= len(members) and not shared else []
         return sorted(few)
 
     def _is_guilty(self, state: JobState, block: Block, rank: int) -> bool:
@@ -417,6 +425,17 @@ class StragglerDetector(Detector):
             confidence=min(0.99, 0.8 + share / 4), text=text, clears=clears, evidence=_evidence(state, blame),
             victims=tuple(dict.fromkeys(node for node in assembly.nodes if node and node != blame.node)),
         )  # fmt: skip
+
+
+def _at_once(state: JobState, ranks: list[int], within_ns: int) -> int:
+    """Most nodes of these ranks that became slow within a span of time."""
+    starts: dict[str, int] = {}
+    for rank in ranks:
+        node, start = state.assembly.nodes[rank], int(state.run_start_ns[rank])
+        starts[node] = min(start, starts.get(node, start))
+    return max(
+        (sum(0 <= other - start <= within_ns for other in starts.values()) for start in starts.values()), default=0
+    )
 
 
 def _rank_keys(nodes: list[str]) -> list[str]:
