@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
@@ -62,10 +63,21 @@ def version(method: type[Method]) -> str:
     """Twelve hex digits that change when the method's source, a module it depends on or a package it needs changes."""
     digest = hashlib.sha256()
     for source in sources(method):
-        digest.update(source.read_bytes())
+        digest.update(meaning(source))
     for package in method.needs:
         digest.update(f"{package}={package_version(package)}".encode())
     return digest.hexdigest()[:12]
+
+
+def meaning(source: Path) -> bytes:
+    """A source file without its comments, layout and docstrings."""
+    tree = ast.parse(source.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [
+                part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
+    return ast.dump(tree).encode()
 
 
 def sources(method: type[Method]) -> list[Path]:

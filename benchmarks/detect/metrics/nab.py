@@ -83,16 +83,23 @@ def gain(file: NabFile, scores: F64) -> F64:
 
 def score_at(files: list[NabFile], alarms: list[NDArray[np.bool_]]) -> float:
     """Normalised score of given alarms."""
-    total = 0.0
-    for file, alarm in zip(files, alarms, strict=True):
-        total += float(file.worth[alarm & (file.window < 0)].sum())
-        for number in range(file.windows):
-            hits = file.worth[alarm & (file.window == number)]
-            total += float(hits.max()) + 1.0 if len(hits) else 0.0
-    return normalised(files, total)
+    return normalised(files, sum(gain_at(file, alarm) for file, alarm in zip(files, alarms, strict=True)))
+
+
+def gain_at(file: NabFile, alarms: NDArray[np.bool_]) -> float:
+    """Raw score of given alarms on one file, over a detector that stays silent."""
+    total = float(file.worth[alarms & (file.window < 0)].sum())
+    for number in range(file.windows):
+        hits = file.worth[alarms & (file.window == number)]
+        total += float(hits.max()) + 1.0 if len(hits) else 0.0
+    return total
 
 
 def normalised(files: list[NabFile], over_silence: float) -> float:
     """0 for silence, 100 for an alarm at the start of every window and no other."""
-    windows = sum(file.windows for file in files)
+    return scaled(over_silence, sum(file.windows for file in files))
+
+
+def scaled(over_silence: float, windows: int) -> float:
+    """Raw score over silence on NAB's scale of 100."""
     return 100.0 * over_silence / (2.0 * windows) if windows else float("nan")
