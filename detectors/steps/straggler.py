@@ -318,7 +318,15 @@ class StragglerDetector(Detector):
         above = [kept.excess[rank] - usual.excess[rank] > 0.3 * excess for kept in run]
         if np.mean(above) < settings.steady_share:
             return False
-        return excess >= settings.least_share * step_ms and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
+        costs = excess >= settings.least_share * step_ms and self._is_waited_for(state, run, rank)
+        return costs and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
+
+    def _is_waited_for(self, state: JobState, run: list[Block], rank: int) -> bool:
+        """Whether it needs as long as the slowest of those that are as ever: a rank that still waits for others costs nothing."""
+        calm = state.score < 0.5 * self.settings.alarm_score
+        calm[[blame.rank for blame in state.blames.values() if blame.rank >= 0]] = False
+        slowest = float(np.quantile(state.usual.local_ms[calm], 0.95)) if calm.any() else 0.0
+        return _mean_over(run, "local_ms", rank) >= 0.95 * slowest
 
     def _count_stalls(self, state: JobState, steps: list[JointStep], excess: Floats) -> None:
         heard = singular.heard(steps)
