@@ -22,6 +22,11 @@ F32 = NDArray[np.float32]
 _BLOCK_SERIES = 16_384
 """Series per block: about ten float32 arrays of them stay within a core's second-level cache."""
 _OPEN_WEIGHT = 0.2
+_SHIFT_RISK = 1e-3
+"""A point has to last for several ticks, a shift does not: its risk is this share of a point's."""
+_SAID, _SILENT = 1, 2
+_SHIFT_WARM = 4
+"""Shifts need a place that is surer than points do: this many times the warm-up."""
 _LEVEL_SCORE = float(-np.log10(2.0 * SHARE))
 
 
@@ -52,7 +57,10 @@ class LineSettings:
 
 
 class LinesState(msgspec.Struct):
-    """Everything that `Lines` knows; arrays have rows × columns (see the parts for theirs)."""
+    """Everything that `Lines` knows; arrays have rows × columns (see the parts for theirs).
+
+    `shifted` is 1 for series said to have shifted, 2 for those that were out, whose shift need not be said again, until the walk is 0.
+    """
 
     places: Places
     tails: Tails
@@ -61,6 +69,7 @@ class LinesState(msgspec.Struct):
     streak: Array
     calm: Array
     open: Array
+    shifted: Array
     age: Array
 
 
@@ -89,6 +98,9 @@ class Readings:
     starts, ends
         (row, column) pairs whose series has been beyond its line for `persist_ticks` (again each tick until `Lines.open_at`), and
         those that closed.
+    shifts, settled
+        (row, column) pairs that are within their line but have lain to one side of their usual place for too long, and those that do
+        so no more (the place followed, or they came back).
     scores, shift_scores
         Rows × columns, −log10 of the tail probability of the point and of the CUSUM; NaN where a series has no line yet or no value.
         None unless asked for.
@@ -97,6 +109,8 @@ class Readings:
     beyond: Points
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+    settled: NDArray[np.int64]
     scores: F32 | None = None
     shift_scores: F32 | None = None
 
@@ -125,7 +139,8 @@ class Lines:
         self.state = LinesState(
             Places.of(rows, columns, phases), Tails.of(rows, columns, alike), Shifts.of(rows, columns),
             np.full((rows, columns), self.settings.forgetting, np.float32), np.zeros((rows, columns), np.uint16),
-            np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_), np.zeros(rows, np.float32),
+            np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_),
+            np.zeros((rows, columns), np.uint8), np.zeros(rows, np.float32),
         )  # fmt: skip
         self._scratch: list[F32] = []
 
@@ -162,13 +177,23 @@ class Lines:
         phases = np.zeros(rows, np.int64) if phase is None else np.asarray(phase, np.int64)
         loads = None if load is None else np.asarray(load, np.float32)
         scores = np.full((2, rows, columns), np.nan, np.float32) if dense else None
+        self._drifting: list[NDArray[np.int64]] = []
         found = [
             self._block(grid, loads, phases, common, at, scores) for at in row_blocks(rows, columns, _BLOCK_SERIES)
         ]
         beyond = self._outside(_joined(found))
         starts, ends = self._streaks(beyond, grid)
+        shifts, settled = self._shifts()
         self.state.age += 1
-        return Readings(beyond, starts, ends, None if scores is None else scores[0], None if scores is None else scores[1])
+        return Readings(
+            beyond,
+            starts,
+            ends,
+            shifts,
+            settled,
+            None if scores is None else scores[0],
+            None if scores is None else scores[1],
+        )
 
     def expected(self, at: Array, load: F32 | None = None, phase: Array | None = None) -> F32:
         """Where the series of rows `at` should lie now, rows × columns."""
@@ -194,11 +219,14 @@ class Lines:
     def spread(self, row: int) -> F32:
         """Spread of the series of one row, with its floors."""
         out, scratch = np.empty((1, self.shape[1]), np.float32), np.empty((1, self.shape[1]), np.float32)
-        return self.state.places.breadth(slice(row, row + 1), self._floor, self._relative, out, scratch)[0]
+        self.state.places.breadth(slice(row, row + 1), self._floor, self._relative, out, scratch)
+        return out.reshape(-1)
 
     def open_at(self, row: int, column: int) -> None:
         """Say that a series counts as beyond its line until it was calm for a while; it learns slowly meanwhile."""
         self.state.open[row, column] = True
+        if not self.state.shifted[row, column]:
+            self.state.shifted[row, column] = _SILENT
         self.state.weight[row, column] = self.settings.forgetting * _OPEN_WEIGHT
 
     def snapshot(self) -> bytes:
@@ -223,7 +251,9 @@ class Lines:
             self._scratch = [np.empty(shape, np.float32) for _ in range(8)]
         return [array[: shape[0]] for array in self._scratch]
 
-    def _block(self, grid: F32, loads: F32 | None, phases: Array, common: F32 | None, at: slice, scores: F32 | None) -> Points:
+    def _block(
+        self, grid: F32, loads: F32 | None, phases: Array, common: F32 | None, at: slice, scores: F32 | None
+    ) -> Points:
         state, places = self.state, self.state.places
         values, phase, load = grid[at], phases[at], None if loads is None else loads[at]
         residual, spread, height, known, clipped, expected, one, two = self._buffers((values.shape[0], values.shape[1]))
@@ -238,13 +268,19 @@ class Lines:
         np.multiply(spread, np.float32(CLIP), out=two)
         np.maximum(residual, one, out=clipped)
         np.minimum(clipped, two, out=clipped)
-        np.divide(clipped, spread, out=one)
+        np.clip(height, np.float32(-CLIP), np.float32(CLIP), out=one)
         statistic = state.shifts.step(at, one, known if missing else None, expected, two)
+        self._drifting.append(
+            np.flatnonzero(state.shifts.beyond(at, statistic, _SHIFT_RISK * self.settings.risk, two))
+            + at.start * values.shape[1]
+        )
         if scores is not None:
             self._dense(at, height, known, statistic, points, scores)
         if missing:
             values = np.where(known > 0, values, np.float32(0.0))
-        places.learn(at, values, residual, clipped, known, state.weight[at], phase, load, (one, two))
+        places.learn(
+            at, values, residual, clipped, known, state.weight[at], self.settings.forgetting, phase, load, (one, two)
+        )
         return points
 
     @staticmethod
@@ -322,12 +358,28 @@ class Lines:
         state.weight.reshape(-1)[ends] = settings.forgetting
         return np.column_stack(np.divmod(starts, columns)), np.column_stack(np.divmod(ends, columns))
 
+    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shifts that begin and end; a series whose points are out says so already."""
+        state, columns = self.state, self.shape[1]
+        far = np.concatenate(self._drifting) if self._drifting else np.zeros(0, np.int64)
+        row, column = np.divmod(far, columns)
+        old = state.places.seen[row, column] >= _SHIFT_WARM * self.settings.warm_ticks
+        new = old & (state.shifted[row, column] == 0) & ~state.open[row, column] & (state.streak[row, column] == 0)
+        state.shifted[row[new], column[new]] = _SAID
+        held = np.argwhere(state.shifted)
+        back = held[(state.shifts.walk[:, held[:, 0], held[:, 1]] == 0).all(axis=0)]
+        said = state.shifted[back[:, 0], back[:, 1]] == _SAID
+        state.shifted[back[:, 0], back[:, 1]] = 0
+        return np.column_stack((row[new], column[new])), back[said]
+
     # --- size ----------------------------------------------------------------------------------------------------------------
 
     def grow(self, rows: int, columns: int) -> None:
         """Add series of which nothing is known yet, up to this size; say what new columns are by `set_columns`."""
         old_rows, old_columns = self.shape
-        fresh = Lines(rows, columns, self.settings, phases=self.state.places.place.shape[1], alike=self.state.tails.alike)
+        fresh = Lines(
+            rows, columns, self.settings, phases=self.state.places.place.shape[1], alike=self.state.tails.alike
+        )
         for target, source in zip(_parts(fresh.state), _parts(self.state), strict=True):
             for name in source.__struct_fields__:
                 old, new = getattr(source, name), getattr(target, name)

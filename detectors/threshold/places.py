@@ -91,8 +91,8 @@ class Places(msgspec.Struct):
         np.maximum(out, floor, out=out)
         return np.maximum(out, self.spread[at], out=out)
 
-    def learn(self, at: slice, values: F32, residual: F32, clipped: F32, known: F32, weight: F32, phase: Array, load: F32 | None,
-              scratch: tuple[F32, F32]) -> None:  # fmt: skip
+    def learn(self, at: slice, values: F32, residual: F32, clipped: F32, known: F32, weight: F32, usual_weight: float,
+              phase: Array, load: F32 | None, scratch: tuple[F32, F32]) -> None:  # fmt: skip
         """Move rows `at` towards the newest values.
 
         Parameters
@@ -100,7 +100,7 @@ class Places(msgspec.Struct):
         values, residual, clipped
             Newest values, what is left of them, and the latter within ± `CLIP` spreads; 0 where not known.
         known
-            1 or 0 per series; `weight` is the gain per series once it is old.
+            1 or 0 per series; `weight` is the gain per series once it is old, `usual_weight` that of most.
         """
         gain, step = scratch
         young = self.seen[at] < _YOUNG
@@ -108,20 +108,22 @@ class Places(msgspec.Struct):
             np.copyto(clipped, residual, where=young)
         index = _row_of_phase(phase, self.place.shape[1])
         place, placed = _rows(self.place[at]), _rows(self.placed[at])
-        _aged_gain(placed[index], weight, known, out=gain)
+        _aged_gain(placed[index], weight, usual_weight, known, out=gain)
         moved = np.add(place[index], np.multiply(gain, clipped, out=step), out=step)
         first = placed[index] == 0.0
         if first.any():
             np.copyto(moved, values, where=first)
         place[index] = moved
         placed[index] = np.minimum(np.add(placed[index], known, out=step), _MOST, out=step)
-        self._learn_spread(at, clipped, known, weight, gain, step)
+        self._learn_spread(at, clipped, known, weight, usual_weight, gain, step)
         if load is not None:
             self._learn_load(at, clipped, known, load, step)
 
-    def _learn_spread(self, at: slice, clipped: F32, known: F32, weight: F32, gain: F32, step: F32) -> None:
+    def _learn_spread(
+        self, at: slice, clipped: F32, known: F32, weight: F32, usual_weight: float, gain: F32, step: F32
+    ) -> None:
         seen, spread = self.seen[at], self.spread[at]
-        _aged_gain(seen, weight, known, out=gain)
+        _aged_gain(seen, weight, usual_weight, known, out=gain)
         np.multiply(np.abs(clipped, out=step), np.float32(_MEAN_DEVIATION_TO_SIGMA), out=step)
         np.subtract(step, spread, out=step)
         np.multiply(step, gain, out=step)
@@ -149,12 +151,14 @@ def _rows(cube: F32) -> F32:
 
 
 def _row_of_phase(phase: Array, phases: int) -> NDArray[np.int64]:
-    return np.arange(len(phase), dtype=np.int64) * phases + np.clip(phase, 0, phases - 1)
+    return np.asarray(np.arange(len(phase), dtype=np.int64) * phases + np.clip(phase, 0, phases - 1), dtype=np.int64)
 
 
-def _aged_gain(times: F32, weight: F32, known: F32, out: F32) -> None:
-    """max(weight, 1 / (times + 1)) where known: a plain mean at first, forgetting later."""
+def _aged_gain(times: F32, weight: F32, usual_weight: float, known: F32, out: F32) -> None:
+    """weight · max(1, 1 / (usual weight · (times + 1))) where known: a plain mean at first, forgetting later."""
     np.add(times, np.float32(1.0), out=out)
+    np.multiply(out, np.float32(usual_weight), out=out)
     np.reciprocal(out, out=out)
-    np.maximum(out, weight, out=out)
+    np.maximum(out, np.float32(1.0), out=out)
+    np.multiply(out, weight, out=out)
     np.multiply(out, known, out=out)

@@ -21,6 +21,8 @@ SLACK = 0.5
 _PRIOR_MEAN, _LEAST_MEAN = 2.0, 0.75
 _GAIN = np.float32(0.004)
 _WINSOR = np.float32(6.0)
+_MOST = np.float32(128.0)
+"""The walk goes no further, so that it comes back soon after a long shift."""
 LN10 = float(np.log(10.0))
 
 F32 = NDArray[np.float32]
@@ -43,10 +45,10 @@ class Shifts(msgspec.Struct):
         up, down, mean = self.walk[0, at], self.walk[1, at], self.mean[at]
         np.add(up, standard, out=up)
         np.subtract(up, slack, out=up)
-        np.maximum(up, np.float32(0.0), out=up)
+        np.clip(up, np.float32(0.0), _MOST, out=up)
         np.subtract(down, standard, out=down)
         np.subtract(down, slack, out=down)
-        np.maximum(down, np.float32(0.0), out=down)
+        np.clip(down, np.float32(0.0), _MOST, out=down)
         np.maximum(up, down, out=out)
         np.minimum(out, np.multiply(mean, _WINSOR, out=scratch), out=scratch)
         np.subtract(scratch, mean, out=scratch)
@@ -59,6 +61,10 @@ class Shifts(msgspec.Struct):
         """−log10 of the probability of a statistic as large, for all series of rows `at`."""
         np.divide(statistic, self.mean[at], out=out)
         return np.multiply(out, np.float32(1.0 / LN10), out=out)
+
+    def beyond(self, at: slice, statistic: F32, risk: float, scratch: F32) -> NDArray[np.bool_]:
+        """Which statistics of rows `at` are less likely than `risk`."""
+        return np.asarray(statistic > np.multiply(self.mean[at], np.float32(-np.log(risk)), out=scratch))
 
     def score_of(self, row: Array, column: Array) -> tuple[Array, Array]:
         """Score and side (0 above, 1 below) of single series."""

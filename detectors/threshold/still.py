@@ -19,7 +19,7 @@ F32 = NDArray[np.float32]
 _BLOCK_SERIES = 32_768
 _GAIN = np.float32(0.002)
 _UNSURE = np.float32(0.02)
-"""A repeat is taken to be at least this likely, and a move too."""
+"""A repeat is taken to be at least this likely."""
 _LEAST_RUN = 30.0
 _LEAST_RISES, _FALLS_FORGOTTEN = 20.0, np.float32(0.9999)
 _FALL_OF_A_COUNTER = 0.5
@@ -28,7 +28,7 @@ _TINY = np.float32(1e-30)
 
 @dataclass(frozen=True)
 class Broken:
-    """Series found broken at a tick: `stuck`, `absent` and `reset` hold (row, column) pairs, `score` is −log10 p of the stuck and absent."""
+    """Series found broken at a tick: `stuck`, `absent` and `reset` hold (row, column) pairs, the scores are −log10 p."""
 
     stuck: NDArray[np.int64]
     stuck_score: F32
@@ -40,12 +40,14 @@ class Broken:
 class Stillness(msgspec.Struct):
     """What is usual for rows × columns series: `repeats` and `gaps` are shares of ticks, `run` and `away` the present runs in ticks.
 
-    `rises` and `falls` count moves up and down (falls are slowly forgotten): a series that only ever rose is a counter.
+    `judged` counts the ticks behind `repeats`. `rises` and `falls` count moves up and down (falls are slowly forgotten): a series that
+    only ever rose is a counter.
     """
 
     last: Array
     run: Array
     repeats: Array
+    judged: Array
     away: Array
     gaps: Array
     rises: Array
@@ -58,7 +60,7 @@ class Stillness(msgspec.Struct):
         def filled(value: float) -> F32:
             return np.full((rows, columns), value, np.float32)
 
-        return cls(filled(np.nan), filled(0), filled(0.5), filled(0), filled(1.0), filled(0), filled(0))
+        return cls(filled(np.nan), filled(0), filled(1.0), filled(0), filled(0), filled(1.0), filled(0), filled(0))
 
     def step(self, values: F32, risk: float) -> Broken:
         """Take a tick in (rows × columns, NaN = missing) and say what is broken at this risk per run."""
@@ -78,14 +80,18 @@ class Stillness(msgspec.Struct):
         self.run[at] *= ~(moved_up | moved_down)
         self.run[at] += same
         judged = same | moved_up | moved_down
-        self.repeats[at] += _GAIN * (judged * (same - self.repeats[at]))
+        self.judged[at] += judged
+        gain = judged * np.maximum(_GAIN, np.float32(1.0) / (self.judged[at] + np.float32(1.0)))
+        self.repeats[at] += gain * (same - self.repeats[at])
         self.away[at] = (self.away[at] + 1) * ~known
         self.gaps[at] += _GAIN * (~known - self.gaps[at])
         resets = self._resets(values, last, moved_up, moved_down, at)
         np.copyto(last, values, where=known)
         return resets
 
-    def _resets(self, values: F32, last: F32, up: NDArray[np.bool_], down: NDArray[np.bool_], at: slice) -> NDArray[np.int64]:
+    def _resets(
+        self, values: F32, last: F32, up: NDArray[np.bool_], down: NDArray[np.bool_], at: slice
+    ) -> NDArray[np.int64]:
         rises, falls = self.rises[at], self.falls[at]
         deep = down & (values < _FALL_OF_A_COUNTER * last) & (rises >= _LEAST_RISES) & (falls < 1.0)
         rises += up
@@ -97,6 +103,18 @@ class Stillness(msgspec.Struct):
         found = np.argwhere(deep)
         found[:, 0] += at.start
         return found
+
+    def grown(self, rows: int, columns: int) -> Stillness:
+        """The same with more series, of which nothing is known yet."""
+        fresh = Stillness.of(rows, columns)
+        old_rows, old_columns = self.last.shape
+        for name in self.__struct_fields__:
+            getattr(fresh, name)[:old_rows, :old_columns] = getattr(self, name)
+        return fresh
+
+    def kept(self, rows: NDArray[np.bool_]) -> Stillness:
+        """The same with these rows only."""
+        return Stillness(*(getattr(self, name)[rows] for name in self.__struct_fields__))
 
     @staticmethod
     def _unlikely(run: F32, share: F32, risk: float) -> tuple[NDArray[np.int64], F32]:

@@ -1,185 +1,191 @@
-"""Every series of one family: its usual place given phase and load, its usual spread, and the tail of what lies outside."""
+"""Names of the series of one family, and their lines: entities are rows, metrics columns, whatever order and subset a tick brings."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import FamilyMatrix
+from detectors.base import F32, FamilyMatrix
+from detectors.robust import median_of_known
 from detectors.state import Array
+from detectors.threshold.lines import Lines, LineSettings, LinesState
+from detectors.threshold.places import PHASES
 
-PHASES = 3
-"""Bins of a node's activity: idle or starting, training, anything else (evaluation, save)."""
-TAIL_SHARE = 0.02
-"""Share of points that lie beyond the tail's threshold; it is tracked, not fixed."""
-TAIL_KEPT = 64
+STATES = frozenset(
+    {"alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count"}
+)
+"""Not measurements but states and positions: other detectors read them."""
+_LOADS = frozenset({"cpu_busy_ratio", "cpu_user_ratio", "cpu_system_ratio", "load1", "runnable_tasks", "psi_cpu_some_ratio",
+                    "context_switches_per_s"})  # fmt: skip
+"""Are themselves the load, so the load cannot explain them."""
 _FORGET_ENTITY_TICKS = 600
-_SCALE_OF_MEAN_DEVIATION = 1.2533
 _LOG_SUFFIXES = ("_per_s", "_bytes", "_ms", "_count")
-_LOG_FLOOR, _RATIO_FLOOR, _RELATIVE_FLOOR = 0.12, 0.012, 0.02
+_LOG_FLOOR, _RATIO_FLOOR, _FLOOR, _RELATIVE_FLOOR = 0.12, 0.012, 1e-6, 0.02
+_DIGITS = re.compile(r"\d+")
+_PEERS_ASKED = 63
+"""The common movement of more peers than this is read off an even sample of them."""
 
 
-def _zeros(*shape: int) -> NDArray[np.float32]:
-    return np.zeros(shape, dtype=np.float32)
+class Roster:
+    """Which row an entity has and which column a metric; both keep their number until the entity has long been absent."""
+
+    def __init__(
+        self, entities: Sequence[tuple[str, str]] = (), metrics: Sequence[str] = (), absent: Array | None = None
+    ) -> None:
+        self.entities, self.metrics = list(entities), list(metrics)
+        self.absent = np.zeros(len(self.entities), np.int64) if absent is None else absent
+        self._row = {entity: row for row, entity in enumerate(self.entities)}
+        self._seen: tuple[tuple[tuple[str, str], ...], NDArray[np.int64]] | None = None
+        self.changes = 0
+        """Grows whenever rows are added or dropped."""
+
+    def overdue(self) -> NDArray[np.bool_]:
+        """Rows that have been absent for too long."""
+        return np.asarray(self.absent > _FORGET_ENTITY_TICKS)
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Forget all rows but these."""
+        self.entities = [entity for entity, kept in zip(self.entities, rows.tolist(), strict=True) if kept]
+        self._row = {entity: row for row, entity in enumerate(self.entities)}
+        self.absent, self._seen = self.absent[rows], None
+        self.changes += 1
+
+    def place(self, matrix: FamilyMatrix) -> F32:
+        """The matrix's measurements in the roster's rows and columns, new ones added; NaN where it has none."""
+        metrics = [metric for metric in matrix.metrics if metric not in STATES]
+        self.metrics += [metric for metric in metrics if metric not in self.metrics]
+        rows = self._rows(matrix.entities)
+        whole = len(rows) == len(self.entities) and bool((rows == np.arange(len(rows))).all())
+        if whole and metrics == self.metrics:
+            if len(metrics) == len(matrix.metrics):
+                return matrix.values
+            return matrix.values[:, [matrix.metrics.index(metric) for metric in metrics]]
+        grid = np.full((len(self.entities), len(self.metrics)), np.nan, np.float32)
+        columns = np.array([self.metrics.index(metric) for metric in metrics], dtype=np.int64)
+        grid[np.ix_(rows, columns)] = matrix.values[:, [matrix.metrics.index(metric) for metric in metrics]]
+        return grid
+
+    def _rows(self, entities: tuple[tuple[str, str], ...]) -> NDArray[np.int64]:
+        if self._seen is None or self._seen[0] != entities:
+            new = sorted(entity for entity in entities if entity not in self._row)
+            if new:
+                self._row.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
+                self.entities += new
+                self.absent = np.concatenate([self.absent, np.zeros(len(new), np.int64)])
+                self.changes += 1
+            self._seen = entities, np.array([self._row[entity] for entity in entities], dtype=np.int64)
+        self.absent += 1
+        self.absent[self._seen[1]] = 0
+        return self._seen[1]
 
 
-class Table(msgspec.Struct):
-    """State of one family, entities × metrics, float32.
+class TableState(msgspec.Struct):
+    """State of a `Table`."""
 
-    `place` has one more axis, the phase. `cov` and `var` (per entity) give the slope on load; `tail` holds the last excesses over
-    `level` per metric, over all entities: series of one metric share their tail's shape.
+    entities: list[tuple[str, str]]
+    metrics: list[str]
+    absent: Array
+    lines: LinesState
+
+
+class Table:
+    """Lines of one family.
+
+    Parameters
+    ----------
+    family
+        Whose series.
+    settings
+        Of the lines.
+    state
+        What an earlier table knew.
     """
 
-    family: str
-    entities: list[tuple[str, str]] = []
-    metrics: list[str] = []
-    place: Array = msgspec.field(default_factory=lambda: _zeros(0, 0, PHASES))
-    placed: Array = msgspec.field(default_factory=lambda: _zeros(0, 0, PHASES))
-    spread: Array = msgspec.field(default_factory=lambda: _zeros(0, 0))
-    seen: Array = msgspec.field(default_factory=lambda: _zeros(0, 0))
-    cov: Array = msgspec.field(default_factory=lambda: _zeros(0, 0))
-    var: Array = msgspec.field(default_factory=lambda: _zeros(0))
-    mean_load: Array = msgspec.field(default_factory=lambda: _zeros(0))
-    streak: Array = msgspec.field(default_factory=lambda: _zeros(0, 0))
-    calm: Array = msgspec.field(default_factory=lambda: _zeros(0, 0))
-    open: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.bool_))
-    absent: Array = msgspec.field(default_factory=lambda: _zeros(0))
-    level: Array = msgspec.field(default_factory=lambda: _zeros(0))
-    tail: Array = msgspec.field(default_factory=lambda: _zeros(0, TAIL_KEPT))
-    tail_seen: Array = msgspec.field(default_factory=lambda: _zeros(0))
+    def __init__(self, family: str, settings: LineSettings, state: TableState | None = None) -> None:
+        self.family = family
+        self.roster = Roster(state.entities, state.metrics, state.absent) if state else Roster()
+        self.lines = Lines(len(self.roster.entities), len(self.roster.metrics), settings, phases=PHASES, alike=True)
+        self._describe()
+        if state:
+            self.lines.state = state.lines
+        self._groups: list[NDArray[np.int64]] = []
+        self._grouped: tuple[int, dict[str, str]] | None = None
+        self._nodes: tuple[int, list[str], NDArray[np.int64]] | None = None
 
-    def rows_of(self, matrix: FamilyMatrix) -> NDArray[np.int64]:
-        """Row numbers of the matrix's entities; new entities and metrics get their place, long absent ones lose it."""
-        self._drop_absent()
-        self._add_metrics([metric for metric in matrix.metrics if metric not in self.metrics])
-        known = {entity: number for number, entity in enumerate(self.entities)}
-        new = [entity for entity in matrix.entities if entity not in known]
-        if new:
-            known.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
-            self._add_entities(new)
-        rows = np.array([known[entity] for entity in matrix.entities], dtype=np.int64)
-        self.absent += 1
-        self.absent[rows] = 0
-        return rows
+    def state(self) -> TableState:
+        """What this table knows."""
+        return TableState(self.roster.entities, self.roster.metrics, self.roster.absent, self.lines.state)
 
-    def expected(self, rows: Array, phase: Array, load: Array, follows_load: Array) -> Array:
-        """Where each value should lie, given its node's phase and load (transformed units)."""
-        place = self.place[rows, :, phase]
-        unplaced = self.placed[rows, :, phase] == 0
-        overall = (self.place[rows] * self.placed[rows]).sum(axis=2) / np.maximum(self.placed[rows].sum(axis=2), 1e-9)
-        slope = np.where(follows_load, self.cov[rows] / np.maximum(self.var[rows], 1e-3)[:, None], 0.0)
-        away = np.nan_to_num(load - self.mean_load[rows])[:, None]
-        return np.asarray(np.where(unplaced, overall, place) + slope * away)
+    def place(self, matrix: FamilyMatrix) -> F32:
+        """The tick's measurements, in this table's order (see `Roster.place`); the lines grow and shrink with it."""
+        gone = self.roster.overdue()
+        if gone.any():
+            self.roster.keep(~gone)
+            self.lines.keep(~gone)
+        grid = self.roster.place(matrix)
+        if self.lines.shape != grid.shape:
+            self.lines.grow(*grid.shape)
+            self._describe()
+        return grid
 
-    def spread_of(self, rows: Array) -> Array:
-        """Usual spread with its floor: no series is steadier than its unit allows."""
-        relative = _RELATIVE_FLOOR * np.abs(self.place[rows]).max(axis=2)
-        floor = np.array(
-            [_LOG_FLOOR if is_logarithmic(m) else _RATIO_FLOOR if m.endswith("_ratio") else 1e-6 for m in self.metrics]
+    def _describe(self) -> None:
+        metrics = self.roster.metrics
+        self._log = np.array(
+            [column for column, metric in enumerate(metrics) if is_logarithmic(metric)], dtype=np.int64
         )
-        return np.asarray(
-            np.maximum(np.maximum(self.spread[rows], floor), np.where(floor == _LOG_FLOOR, 0.0, relative))
-        )
+        floor = np.array([_floor(metric) for metric in metrics], np.float32)
+        relative = np.array([0.0 if is_logarithmic(metric) else _RELATIVE_FLOOR for metric in metrics], np.float32)
+        follows = np.array([metric not in _LOADS for metric in metrics], np.float32)
+        self.lines.set_columns(len(metrics), floor, relative, follows)
 
-    def learn(self, rows: Array, values: Array, residual: Array, phase: Array, load: Array, weight: Array) -> None:
-        """Move place, spread and slope towards the newest values; `weight` is zero where nothing may be learnt."""
-        known = np.isfinite(values) & (weight > 0)
-        bound = 3.0 * self.spread_of(rows)
-        young = self.seen[rows] < 4
-        away = np.where(known, np.where(young, residual, np.clip(residual, -bound, bound)), 0.0)
-        first = known & (self.placed[rows, :, phase] == 0)
-        gain = np.maximum(weight, 1.0 / (self.placed[rows, :, phase] + 1.0)) * known
-        self.place[rows, :, phase] = np.where(
-            first, np.where(known, values, 0.0), self.place[rows, :, phase] + gain * away
-        )
-        self.placed[rows, :, phase] = np.minimum(self.placed[rows, :, phase] + known, 1e6)
-        gain = np.maximum(weight, 1.0 / (self.seen[rows] + 1.0)) * known
-        step = _SCALE_OF_MEAN_DEVIATION * np.abs(away) - self.spread[rows]
-        self.spread[rows] += np.where(self.seen[rows] < 1, 0.0, gain * step).astype(np.float32)
-        self.seen[rows] = np.minimum(self.seen[rows] + known, 1e6)
-        shift = np.nan_to_num(load - self.mean_load[rows])
-        pace = np.maximum(0.01, 1.0 / (self.seen[rows].max(axis=1, initial=0.0) + 1.0))
-        self.cov[rows] += (pace[:, None] * (shift[:, None] * away - 0.1 * self.cov[rows]) * known).astype(np.float32)
-        self.var[rows] += (pace * (shift * shift - self.var[rows])).astype(np.float32)
-        self.mean_load[rows] += (pace * shift).astype(np.float32)
+    def transform(self, grid: F32) -> F32:
+        """Values as they are compared: log(1 + x) of rates, sizes and times."""
+        if not len(self._log):
+            return grid
+        compared = grid.copy()
+        part = grid[:, self._log]
+        compared[:, self._log] = np.copysign(np.log(np.abs(part) + np.float32(1.0)), part)
+        return compared
 
-    def limits(self, risk: float) -> Array:
-        """Score that a healthy point passes with probability `risk`, per metric: generalised Pareto over the last excesses."""
-        kept = np.minimum(self.tail_seen, TAIL_KEPT)
-        filled = np.arange(TAIL_KEPT)[None, :] < kept[:, None]
-        mean = np.where(filled, self.tail, 0.0).sum(axis=1) / np.maximum(kept, 1.0)
-        variance = np.where(filled, (self.tail - mean[:, None]) ** 2, 0.0).sum(axis=1) / np.maximum(kept - 1.0, 1.0)
-        ratio = mean * mean / np.maximum(variance, 1e-9)
-        enough = kept >= 16
-        shape = np.where(enough, np.clip(0.5 * (1.0 - ratio), 1e-3, 0.4), 1e-3)
-        scale = np.where(enough, np.clip(0.5 * mean * (ratio + 1.0), 0.2, mean + 1e-9), np.maximum(mean, 0.7))
-        return np.asarray(np.maximum(4.0, self.level + scale / shape * ((risk / TAIL_SHARE) ** -shape - 1.0)))
+    def per_row(self, of_node: dict[str, float], default: float) -> F32:
+        """A value of each row's node."""
+        if self._nodes is None or self._nodes[0] != self.roster.changes:
+            names, owner = np.unique([node for node, _ in self.roster.entities], return_inverse=True)
+            self._nodes = self.roster.changes, [str(name) for name in names], owner
+        return np.array([of_node.get(name, default) for name in self._nodes[1]], np.float32)[self._nodes[2]]
 
-    def follow_tail(self, rows: Array, score: Array, limits: Array, usable: Array) -> None:
-        """Track the tail's threshold per metric and keep the excesses above it.
+    def common(self, compared: F32, load: F32, phase: Array, jobs: dict[str, str]) -> F32 | None:
+        """What like devices of the same job do at this moment beyond what is expected of them: the median; None without peers."""
+        groups = self._peers(jobs)
+        if not groups:
+            return None
+        common = np.zeros(compared.shape, np.float32)
+        for rows in groups:
+            asked = rows[:: max(1, -(-len(rows) // _PEERS_ASKED))]
+            surprise = compared[asked] - self.lines.expected(asked, load[asked], phase[asked])
+            common[rows] = np.nan_to_num(median_of_known(surprise))
+        return common
 
-        A point beyond the limit counts only once its series came back by itself: a fault must not widen its own line.
-        """
-        counted = usable.sum(axis=0)
-        beyond = usable & (score > self.level)
-        share = beyond.sum(axis=0) / np.maximum(counted, 1)
-        self.level = np.clip(self.level + np.where(counted > 0, 0.25 * (share - TAIL_SHARE), 0.0), 1.5, 8.0).astype(
-            np.float32
-        )
-        came_back = usable & (score <= limits) & (self.streak[rows] > 0)
-        for row, column in np.argwhere((beyond & (score <= limits)) | came_back):
-            slot = int(self.tail_seen[column]) % TAIL_KEPT
-            height = float(limits[column]) if came_back[row, column] else float(score[row, column])
-            self.tail[column, slot] = max(0.0, height - float(self.level[column]))
-            self.tail_seen[column] = (
-                self.tail_seen[column] + 1 if self.tail_seen[column] < 1e6 else TAIL_KEPT + slot + 1
-            )
+    def _peers(self, jobs: dict[str, str]) -> list[NDArray[np.int64]]:
+        """Rows of like devices on nodes of the same job, three at least."""
+        if self._grouped is None or self._grouped != (self.roster.changes, jobs):
+            found: dict[tuple[str, str], list[int]] = {}
+            for row in sorted(range(len(self.roster.entities)), key=lambda number: self.roster.entities[number]):
+                node, device = self.roster.entities[row]
+                like = "peer" if self.family == "mesh" else _DIGITS.sub("#", device)
+                if node in jobs:
+                    found.setdefault((jobs[node], like), []).append(row)
+            self._groups = [np.array(rows) for rows in found.values() if len(rows) >= 3]
+            self._grouped = self.roster.changes, jobs
+        return self._groups
 
-    def _add_entities(self, new: list[tuple[str, str]]) -> None:
-        count, width = len(new), len(self.metrics)
-        self.entities = [*self.entities, *new]
-        for name in ("place", "placed"):
-            setattr(self, name, np.concatenate([getattr(self, name), _zeros(count, width, PHASES)]))
-        for name in ("spread", "seen", "cov", "streak", "calm"):
-            setattr(self, name, np.concatenate([getattr(self, name), _zeros(count, width)]))
-        for name in ("var", "mean_load", "absent"):
-            setattr(self, name, np.concatenate([getattr(self, name), _zeros(count)]))
-        self.open = np.concatenate([self.open, np.zeros((count, width), dtype=np.bool_)])
-
-    def _add_metrics(self, new: list[str]) -> None:
-        if not new:
-            return
-        rows, count = len(self.entities), len(new)
-        self.metrics = [*self.metrics, *new]
-        for name in ("place", "placed"):
-            setattr(self, name, np.concatenate([getattr(self, name), _zeros(rows, count, PHASES)], axis=1))
-        for name in ("spread", "seen", "cov", "streak", "calm"):
-            setattr(self, name, np.concatenate([getattr(self, name), _zeros(rows, count)], axis=1))
-        self.open = np.concatenate([self.open, np.zeros((rows, count), dtype=np.bool_)], axis=1)
-        self.level = np.concatenate([self.level, np.full(count, 3.0, dtype=np.float32)])
-        self.tail = np.concatenate([self.tail, _zeros(count, TAIL_KEPT)])
-        self.tail_seen = np.concatenate([self.tail_seen, _zeros(count)])
-
-    def _drop_absent(self) -> None:
-        keep = self.absent <= _FORGET_ENTITY_TICKS
-        if keep.all():
-            return
-        self.entities = [entity for entity, kept in zip(self.entities, keep.tolist(), strict=True) if kept]
-        for name in (
-            "place",
-            "placed",
-            "spread",
-            "seen",
-            "cov",
-            "streak",
-            "calm",
-            "open",
-            "var",
-            "mean_load",
-            "absent",
-        ):
-            setattr(self, name, getattr(self, name)[keep])
+    def raw(self, column: int, value: float) -> float:
+        """A compared value in the unit of its metric."""
+        return float(np.sign(value) * np.expm1(abs(value))) if is_logarithmic(self.roster.metrics[column]) else value
 
 
 def is_logarithmic(metric: str) -> bool:
@@ -187,7 +193,7 @@ def is_logarithmic(metric: str) -> bool:
     return metric.endswith(_LOG_SUFFIXES)
 
 
-def transform(metrics: list[str], values: Array) -> Array:
-    """Values as they are compared: log(1 + x) of rates, sizes and times."""
-    logarithmic = np.array([is_logarithmic(metric) for metric in metrics], dtype=np.bool_)
-    return np.where(logarithmic, np.sign(values) * np.log1p(np.abs(values)), values)
+def _floor(metric: str) -> float:
+    if is_logarithmic(metric):
+        return _LOG_FLOOR
+    return _RATIO_FLOOR if metric.endswith("_ratio") else _FLOOR

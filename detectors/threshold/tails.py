@@ -23,11 +23,12 @@ SHARE = 0.02
 BATCH = 16
 """Excesses per fit."""
 START_LEVEL, LEAST_LEVEL = 3.0, 1.0
-_PRIOR_L1, _PRIOR_L2 = 0.9, 0.51
-"""A tail of scale 0.7 and shape 0.24 in spreads: what is assumed of a series without excesses."""
+_PRIOR_L1, _YOUNG_RATIO, _PRIOR_RATIO = 0.78, 0.526, 0.571
+"""A tail of scale 0.7 in spreads. Its shape is taken as 0.1 while nothing is known, so that a young series has a line of some use, and
+drawn towards 0.25 when the first excesses are: what few excesses say of a heavy tail is too little."""
 _PRIOR_BATCHES, _RATIO_BATCHES = 1.0, 5.0
 """Weight of what is assumed, in batches: the size of excesses shows soon, the shape (ratio of L-moments) late."""
-_MOST_BATCHES = 64.0
+_MOST_BATCHES, _YOUNG_POOL = 64.0, 4.0
 _SHAPE_LOW, _SHAPE_HIGH = 1e-3, 0.5
 _LEVEL_GAIN, _YOUNG_GAIN, _YOUNG_TICKS = 0.02, 0.12, 500.0
 
@@ -102,7 +103,8 @@ class Tails(msgspec.Struct):
         shape = (2, rows, columns)
         return cls(
             np.full(shape, START_LEVEL, np.float32), np.zeros((*shape, BATCH), np.float32), np.zeros(shape, np.uint8),
-            np.full(shape, _PRIOR_L1, np.float32), np.full(shape, _PRIOR_L2, np.float32), np.zeros(shape, np.float32), start_pool(columns),
+            np.full(shape, _PRIOR_L1, np.float32),
+            np.full(shape, _PRIOR_L1 * _PRIOR_RATIO, np.float32), np.zeros(shape, np.float32), start_pool(columns),
             alike,
         )  # fmt: skip
 
@@ -132,7 +134,9 @@ class Tails(msgspec.Struct):
         pool1, pool2 = self.pooled[0, side, column], self.pooled[1, side, column]
         own1, own2 = self.l1[side, row, column], self.l2[side, row, column]
         l1 = (fits * own1 + _PRIOR_BATCHES * pool1) / (fits + _PRIOR_BATCHES)
-        ratio = (fits * own2 / np.maximum(own1, 1e-9) + _RATIO_BATCHES * pool2 / pool1) / (fits + _RATIO_BATCHES)
+        young = (fits == 0) & (self.pooled[2, side, column] <= _YOUNG_POOL)
+        assumed = np.where(young, _YOUNG_RATIO, pool2 / pool1)
+        ratio = (fits * own2 / np.maximum(own1, 1e-9) + _RATIO_BATCHES * assumed) / (fits + _RATIO_BATCHES)
         return pareto_of(l1, ratio * l1)
 
     def add(self, side: Array, row: Array, column: Array, excess: Array, age: F32) -> None:
@@ -171,7 +175,7 @@ class Tails(msgspec.Struct):
 def start_pool(columns: int) -> NDArray[np.float64]:
     """What is assumed of the tails of a column: (L1, L2, batches) × side × column."""
     pool = np.empty((3, 2, columns))
-    pool[0], pool[1], pool[2] = _PRIOR_L1, _PRIOR_L2, 1.0
+    pool[0], pool[1], pool[2] = _PRIOR_L1, _PRIOR_L1 * _PRIOR_RATIO, 1.0
     return pool
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from detectors.synthetic import Scene, SyntheticCluster
 from detectors.threshold.dynamic import ThresholdDetector, ThresholdSettings
-from detectors.threshold.table import Table
+from detectors.threshold.tails import Tails
 from trainwarden.policy import KINDS
 from trainwarden.records import EntityKind, Reach, Verdict
 
@@ -53,24 +53,24 @@ def test_verdict_only_supports_others() -> None:
 
 @pytest.mark.parametrize("risky", [1e-4, 1e-3])
 def test_larger_risk_lowers_every_line(risky: float) -> None:
-    table = _table_with_tail()
-    assert (table.limits(risky) <= table.limits(1e-6)).all()
-    assert (table.limits(risky) < table.limits(1e-6)).any()
+    tails, at = _tails()
+    assert (tails.height(*at, risky) < tails.height(*at, 1e-6)).all()
 
 
 def test_line_lies_where_the_tail_puts_it() -> None:
-    """Exponential excesses of mean 1 over the 98 % point: the line for risk q lies ln(0.02 / q) above it."""
-    limits = _table_with_tail().limits(1e-4)
-    assert limits[0] == pytest.approx(3.0 + np.log(0.02 / 1e-4), rel=0.35)
+    """Exponential excesses of mean 1 over the 98 % point of either side: the line for risk q lies ln(0.04 / q) above it."""
+    tails, at = _tails()
+    assert tails.height(*at, 1e-4)[0] == pytest.approx(tails.level[0, 0, 0] + np.log(0.04 / 1e-4), rel=0.15)
 
 
-def _table_with_tail() -> Table:
-    table = Table("host")
-    table._add_metrics(["a", "b"])
+def _tails() -> tuple[Tails, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    tails = Tails.of(1, 1)
     rng = np.random.default_rng(0)
-    table.tail[:] = rng.exponential(1.0, table.tail.shape)
-    table.tail_seen[:] = table.tail.shape[1]
-    return table
+    zero = np.zeros(1, np.int64)
+    for excess in rng.exponential(1.0, 4000).astype(np.float32):
+        tails.add(zero, zero, zero, np.array([excess]), np.full(1, 1e4, np.float32))
+    tails.level[:] = 3.0
+    return tails, (zero, zero, zero)
 
 
 def test_value_that_load_explains_is_expected() -> None:

@@ -1,0 +1,181 @@
+"""Series whose source is broken: they stand still, jump back, or stop while the rest of their device goes on being reported.
+
+That is news of the telemetry, not of the node: other detectors that lean on such a series lean on nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.base import F32, AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.state import Array, decode_state, encode_state
+from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
+from detectors.threshold.dynamic import series_entity
+from detectors.threshold.still import Broken, Stillness
+from detectors.threshold.table import Roster
+from trainwarden.records import Verdict
+from trainwarden.settings import option
+from trainwarden.topology import Topology
+
+_RESET_HELD_TICKS = 60
+_WHY = {
+    "stuck": "has stood still far longer than it ever does",
+    "absent": "is no longer reported while the rest of its device is",
+    "reset": "is a counter and jumped back",
+}
+
+
+@dataclass(frozen=True)
+class StaleSettings:
+    """Settings of `stale_series`."""
+
+    risk: float = option(1e-9, "probability that a healthy series stands still, or is missing, for as long")
+    per_tick: int = option(20, "verdicts per tick and family at most")
+
+
+class Case(msgspec.Struct):
+    """A series said to be stale: why, since when (its onset) and since how many ticks it has been said."""
+
+    series: tuple[str, str, str]
+    why: str
+    onset_at_ns: int
+    value: float
+    ticks: int = 0
+
+
+class FamilyState(msgspec.Struct):
+    """State of one family."""
+
+    entities: list[tuple[str, str]]
+    metrics: list[str]
+    absent: Array
+    still: Stillness
+    cases: dict[str, Case]
+
+
+class State(msgspec.Struct):
+    """State of the detector."""
+
+    families: dict[str, FamilyState] = {}
+
+
+class _Watch:
+    """One family's series."""
+
+    def __init__(self, state: FamilyState | None = None) -> None:
+        self.roster = Roster(state.entities, state.metrics, state.absent) if state else Roster()
+        self.still = state.still if state else Stillness.of(0, 0)
+        self.cases = state.cases if state else {}
+
+    def state(self) -> FamilyState:
+        return FamilyState(self.roster.entities, self.roster.metrics, self.roster.absent, self.still, self.cases)
+
+    def place(self, matrix: FamilyMatrix) -> F32:
+        gone = self.roster.overdue()
+        if gone.any():
+            self.roster.keep(~gone)
+            self.still = self.still.kept(~gone)
+        grid = self.roster.place(matrix)
+        if self.still.last.shape != grid.shape:
+            self.still = self.still.grown(*grid.shape)
+        return grid
+
+    def series(self, row: int, column: int) -> tuple[str, str, str]:
+        return (*self.roster.entities[row], self.roster.metrics[column])
+
+
+class StaleSeriesDetector(Detector):
+    """Says `stale_series` of single series."""
+
+    name = "stale_series"
+    kinds = ("stale_series",)
+    Settings = StaleSettings
+    settings: StaleSettings
+    supporting_per_hour: ClassVar[float] = 0.5
+    """Verdicts an hour on four healthy nodes, at most (contract)."""
+    false_alarms_per_node_day: ClassVar[float] = 0.1
+    """Opinions, none of which raises an alarm."""
+
+    def __init__(self, settings: StaleSettings | None = None) -> None:
+        super().__init__(settings)
+        self._watches: dict[str, _Watch] = {}
+
+    @classmethod
+    def example(cls) -> Example:
+        """The busy share of node 2 is the same number from second 80 on."""
+        frozen = Scene(host={(2, "cpu_busy_ratio"): 0.613})
+        frames = SyntheticCluster(seed=2).frames(125, lambda second: frozen if second >= 80 else None)
+        return Example(frames, "stale_series", series_entity("host", node_name(2), "host", "cpu_busy_ratio"))
+
+    def update(self, frame: Frame) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        for tick in frame.ticks:
+            for family in sorted(tick.families):
+                if len(tick.families[family].entities):
+                    verdicts += self._family(tick, tick.families[family], frame.topology)
+        return verdicts
+
+    def snapshot(self) -> bytes:
+        return encode_state(State({name: watch.state() for name, watch in self._watches.items()}))
+
+    def restore(self, payload: bytes) -> None:
+        self._watches = {name: _Watch(state) for name, state in decode_state(payload, State).families.items()}
+
+    def _family(self, tick: AlignedTick, matrix: FamilyMatrix, topology: Topology) -> list[Verdict]:
+        watch = self._watches.setdefault(matrix.family, _Watch())
+        grid = watch.place(matrix)
+        found = self._found(watch, watch.still.step(grid, self.settings.risk))
+        verdicts = []
+        for key, case in list(watch.cases.items()):
+            case.ticks += 1
+            if (case.series not in found) if case.why != "reset" else case.ticks > _RESET_HELD_TICKS:
+                del watch.cases[key]
+                verdicts.append(self._say(tick, matrix.family, case, topology, clears=True))
+        new = [series for series in sorted(found) if _key(series) not in watch.cases]
+        for series in new[: self.settings.per_tick]:
+            why, run, value = found[series]
+            case = Case(series, why, tick.at_ns - int(run) * tick.interval_ms * 1_000_000, value)
+            watch.cases[_key(series)] = case
+            verdicts.append(self._say(tick, matrix.family, case, topology, clears=False))
+        return verdicts
+
+    @staticmethod
+    def _found(watch: _Watch, broken: Broken) -> dict[tuple[str, str, str], tuple[str, float, float]]:
+        """Why, ticks since, value of each series found broken. A series that stands at zero is idle, not stuck."""
+        still, here = watch.still, watch.roster.absent == 0
+        found: dict[tuple[str, str, str], tuple[str, float, float]] = {}
+        for why, pairs, run in (
+            ("absent", broken.absent, still.away),
+            ("stuck", broken.stuck, still.run),
+            ("reset", broken.reset, None),
+        ):
+            for row, column in _usable(pairs, here, still.last, why).tolist():
+                since = 0.0 if run is None else float(run[row, column])
+                found[watch.series(row, column)] = (why, since, float(still.last[row, column]))
+        return found
+
+    def _say(self, tick: AlignedTick, family: str, case: Case, topology: Topology, clears: bool) -> Verdict:
+        node, device, metric = case.series
+        layout = topology.job_of(node)
+        text = f"{metric} of {node}/{device} " + ("moves again" if clears else _WHY[case.why])
+        evidence = series_evidence(f"{family}.{metric} of {node}/{device}", metric.rpartition("_")[2], [case.onset_at_ns, tick.at_ns],
+                                   [case.value, case.value], note=_WHY[case.why])  # fmt: skip
+        return self.verdict(
+            kind="stale_series", entity=series_entity(family, node, device, metric), window=(case.onset_at_ns, tick.at_ns),
+            onset_at_ns=case.onset_at_ns, job=layout.job if layout else "", attempt=layout.attempt if layout else 0,
+            score=float(-np.log10(self.settings.risk)), value=case.value, confidence=0.8, text=text, clears=clears, evidence=(evidence,),
+        )  # fmt: skip
+
+
+def _usable(pairs: NDArray[np.int64], here: NDArray[np.bool_], last: F32, why: str) -> NDArray[np.int64]:
+    row, column = pairs[:, 0], pairs[:, 1]
+    return np.asarray(pairs[here[row] & ((last[row, column] != 0) | (why != "stuck"))], np.int64)
+
+
+def _key(series: tuple[str, str, str]) -> str:
+    return "\0".join(series)
