@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topics": ("trainwarden.commands.topics", "create and check the topics"),
     "sql": ("trainwarden.commands.sql", "ask the store"),
     "status": ("trainwarden.commands.status", "job, nodes, incidents and actions now"),
+    "simulate": ("trainwarden.commands.simulate", "a whole cluster with faults, to a recording or into Kafka"),
     "record": ("trainwarden.commands.record", "write the live topics to a recording"),
     "replay": ("trainwarden.commands.replay", "verdicts and incidents of a recording"),
     "evaluate": ("trainwarden.commands.evaluate", "score incidents of recordings against their labels"),
