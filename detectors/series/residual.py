@@ -8,6 +8,7 @@ several numbers of components, so that no single choice of rank decides.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +68,7 @@ class Bands:
         """Bands of `rows` [T, F] → [T, (len(HALF_LIVES) + 1) * F]; moves the state past the last row."""
         levels = [rows, *(smooth(rows, half, self.level[i]) for i, half in enumerate(HALF_LIVES))]
         self.level = np.stack([level[-1] for level in levels[1:]])
-        return np.hstack([fine - coarse for fine, coarse in zip(levels, levels[1:], strict=False)] + [levels[-1]])
+        return np.hstack([fine - coarse for fine, coarse in itertools.pairwise(levels)] + [levels[-1]])
 
 
 @dataclass

@@ -1,0 +1,214 @@
+"""Says `foretold`: a trend that ends in a failure within hours if it goes on, with the time it takes and how often such trends did.
+
+False foretellings are bounded by design. The budget (one per thousand node-days) is divided by the series of a node, the evaluations of a
+day (1440) and the windows of an evaluation; what remains is the risk of one test, about 1e-9, and a row is named only when health could
+bring what was seen no more often than that: by an exact test of counts against its own past and its peers, or by a move of the level
+against the usual moves of itself and its peers. That the limit must also lie within reach makes it rarer still.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.series.laws import COUNT_WINDOWS, WINDOWS, Finding, counts, risk_per_test, trends
+from detectors.series.panel import BUCKET_S, FINE, Panel
+from detectors.series.reliability import probability
+from detectors.series.scenes import Fleet, Precursor
+from detectors.series.watch import Law, Watch, watch_of
+from detectors.state import decode_state, encode_state
+from detectors.synthetic import Example, node_entity
+from trainwarden.clock import NS_PER_S
+from trainwarden.errors import ConfigError
+from trainwarden.records import Entity, EntityKind, Verdict
+from trainwarden.settings import option
+from trainwarden.topology import Topology
+
+LEAST_HORIZON_S, MOST_HORIZON_S = 600.0, 86_400.0
+
+
+@dataclass(frozen=True)
+class ForetellSettings:
+    """Settings of `foretell`."""
+
+    horizon_s: float = option(6 * 3600.0, "how far ahead a failure is named, 10 min to 24 h")
+    false_per_node_day: float = option(1e-3, "expected false foretellings of a node in a day of health")
+    persist_buckets: int = option(3, "minutes in a row that a trend of the last hour must show before it is said")
+    calm_buckets: int = option(30, "minutes without it before it is taken back")
+
+
+class State(msgspec.Struct):
+    """State of the detector: a panel per watched metric, and those still to be evaluated since the last bucket closed."""
+
+    panels: dict[str, Panel] = {}
+    pending: list[str] = []
+
+
+class Foretell(Detector):
+    """Foretells failures from the trends that `detectors.series.watch` lists."""
+
+    name = "foretell"
+    kinds = ("foretold",)
+    Settings = ForetellSettings
+    settings: ForetellSettings
+    false_alarms_per_node_day: ClassVar[float] = 1e-3
+
+    def __init__(self, settings: ForetellSettings | None = None) -> None:
+        super().__init__(settings)
+        if not LEAST_HORIZON_S <= self.settings.horizon_s <= MOST_HORIZON_S:
+            raise ConfigError(
+                f"detectors.foretell.horizon_s is {self.settings.horizon_s:g} s, expected 10 min (600) to 24 h (86400): choose one between"
+            )
+        self._state = State()
+
+    @classmethod
+    def example(cls) -> Example:
+        """Memory of node 2 leaks away within two hours, from the second hour on."""
+        leak = Precursor("memory_leak", node=2, device=0, onset_s=2.2 * 3600, duration_s=2 * 3600)
+        return Example(list(Fleet(4, seed=3, precursors=(leak,), nuisance=0.0).frames(240)), "foretold", node_entity(2))
+
+    def update(self, frame: Frame) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        for tick in frame.ticks:
+            bucket = tick.at_ns // (BUCKET_S * NS_PER_S)
+            for name in sorted(tick.families):
+                self._take(tick, tick.families[name], bucket)
+            verdicts += self._evaluate_some(tick, frame.topology)
+        return verdicts
+
+    def snapshot(self) -> bytes:
+        return encode_state(self._state)
+
+    def restore(self, payload: bytes) -> None:
+        self._state = decode_state(payload, State)
+
+    def _take(self, tick: AlignedTick, matrix: FamilyMatrix, bucket: int) -> None:
+        watched = [
+            (metric, watch) for metric in matrix.metrics if (watch := watch_of(matrix.family, metric)) is not None
+        ]
+        if not watched or not len(matrix.entities):
+            return
+        order = sorted(range(len(matrix.entities)), key=matrix.entities.__getitem__)
+        entities = [matrix.entities[i] for i in order]
+        for metric, watch in watched:
+            key = f"{matrix.family}.{metric}"
+            panel = self._state.panels.setdefault(key, Panel(watch.name, matrix.family, metric, len(WINDOWS)))
+            if panel.close(bucket) and key not in self._state.pending:
+                self._state.pending.append(key)
+            if bucket == panel.bucket:
+                loads = matrix.column(watch.load)[order] if watch.load else np.zeros(len(order))
+                panel.take(
+                    entities,
+                    matrix.column(metric)[order].astype(np.float64),
+                    loads.astype(np.float64),
+                    tick.interval_ms / 1000.0,
+                )
+
+    def _evaluate_some(self, tick: AlignedTick, topology: Topology) -> list[Verdict]:
+        """Evaluate as many panels as must be per tick, so that all are done before the next bucket closes: work is spread, not heaped."""
+        share = min(1.0, tick.interval_ms / 1000.0 / BUCKET_S)
+        due = math.ceil(len(self._state.panels) * share)
+        now, self._state.pending = self._state.pending[:due], self._state.pending[due:]
+        jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes} if now else {}
+        return [
+            verdict for key in now for verdict in self._evaluate(self._state.panels[key], tick.at_ns, jobs, topology)
+        ]
+
+    def _evaluate(self, panel: Panel, at_ns: int, jobs: dict[str, str], topology: Topology) -> list[Verdict]:
+        law, tests = (counts, 2 * len(COUNT_WINDOWS)) if panel.row.is_count else (trends, len(WINDOWS))
+        risk = risk_per_test(self.settings.false_per_node_day, self._series_per_node(), tests)
+        found = law(panel, _groups(panel.entities, jobs), risk, self.settings.horizon_s)
+        rows = np.array([finding.row for finding in found], dtype=np.int64)
+        seen = np.zeros(len(panel.entities), dtype=np.bool_)
+        seen[rows] = True
+        panel.streak, panel.calm = np.where(seen, panel.streak + 1.0, 0.0), np.where(seen, 0.0, panel.calm + 1.0)
+        said = [self._say(panel, finding, at_ns, topology) for finding in found if self._is_news(panel, finding)]
+        ends = np.flatnonzero((panel.since_ns > 0) & (panel.calm >= self.settings.calm_buckets))
+        return said + [
+            self._take_back(panel, row, at_ns, topology) for row in ends.tolist() if self._closes(panel, row)
+        ]
+
+    def _is_news(self, panel: Panel, finding: Finding) -> bool:
+        lasting = panel.streak[finding.row] >= self.settings.persist_buckets or finding.window_s > FINE * BUCKET_S
+        return bool(lasting and panel.since_ns[finding.row] == 0)
+
+    def _closes(self, panel: Panel, row: int) -> bool:
+        """Close a row's foretelling; whether its node has no other open, so that the node itself is cleared."""
+        panel.since_ns[row] = 0
+        node = panel.entities[row][0]
+        return not any(
+            other.since_ns[i] > 0
+            for other in self._state.panels.values()
+            for i, (owner, _) in enumerate(other.entities)
+            if owner == node
+        )
+
+    def _series_per_node(self) -> float:
+        nodes = len({node for panel in self._state.panels.values() for node, _ in panel.entities[:4096]})
+        return sum(len(panel.entities) for panel in self._state.panels.values()) / max(1, nodes)
+
+    def _say(self, panel: Panel, finding: Finding, at_ns: int, topology: Topology) -> Verdict:
+        onset_ns = at_ns - int(finding.window_s) * NS_PER_S
+        panel.since_ns[finding.row] = onset_ns
+        node, device = panel.entities[finding.row]
+        chance = probability(panel.row.law, finding.time_s, self.settings.horizon_s)
+        text = f"{panel.metric} of {node}/{device} {_course(panel, finding)}; it ends in {panel.row.end} {_when(finding.time_s)}, "
+        text += f"if it goes on ({chance:.0%} of such trends did within {_span(self.settings.horizon_s)})"
+        return self._verdict(panel, finding.row, at_ns, topology, window=(onset_ns, at_ns), onset_at_ns=onset_ns, confidence=chance,
+                             score=finding.strength, value=finding.time_s, high=panel.row.limit, text=text)  # fmt: skip
+
+    def _take_back(self, panel: Panel, row: int, at_ns: int, topology: Topology) -> Verdict:
+        text = f"no trend towards a failure is left on {panel.entities[row][0]}: {panel.metric} stopped rising towards its limit"
+        return self._verdict(panel, row, at_ns, topology, window=(at_ns, at_ns), confidence=0.5, text=text, clears=True)
+
+    def _verdict(
+        self, panel: Panel, row: int, at_ns: int, topology: Topology, window: tuple[int, int], **facts: object
+    ) -> Verdict:
+        node, device = panel.entities[row]
+        layout = topology.job_of(node)
+        times = [at_ns - (FINE - i) * BUCKET_S * NS_PER_S for i in range(FINE)]
+        known = [(t, v) for t, v in zip(times, panel.fine[row].tolist(), strict=True) if math.isfinite(v)] or [
+            (at_ns, math.nan)
+        ]
+        unit = "events/min" if panel.row.is_count else panel.metric.rpartition("_")[2]
+        evidence = series_evidence(f"{panel.family}.{panel.metric} of {node}/{device}", unit, [t for t, _ in known], [v for _, v in known],
+                                   note=f"limit {panel.row.limit:g}{_limit_unit(panel.row)} ({panel.row.origin})")  # fmt: skip
+        return self.verdict(kind="foretold", entity=Entity(EntityKind.NODE, node, node), window=window, job=layout.job if layout else "",
+                            attempt=layout.attempt if layout else 0, evidence=(evidence,), **facts)  # fmt: skip
+
+
+def _groups(entities: list[tuple[str, str]], jobs: dict[str, str]) -> list[NDArray[np.int64]]:
+    """Rows of the nodes of one job, where there are at least three nodes: one machine's devices are no peers of themselves."""
+    found: dict[str, list[int]] = {}
+    for row, (node, _) in enumerate(entities):
+        if node in jobs:
+            found.setdefault(jobs[node], []).append(row)
+    return [np.array(rows) for rows in found.values() if len({entities[row][0] for row in rows}) >= 3]
+
+
+def _course(panel: Panel, finding: Finding) -> str:
+    window = _span(finding.window_s)
+    if panel.row.is_count:
+        total = f" ({panel.raw[finding.row]:g} in all)" if panel.row.law is Law.TOTAL else ""
+        return f"counts {finding.rate_per_h:.3g} events an hour now, usual are {finding.usual:.3g}{total}"
+    verb, kind = ("falls" if panel.row.falling else "rises"), " decades" if panel.row.decades else ""
+    load = f" at equal {panel.row.load}" if panel.row.load else ""
+    return f"{verb} {finding.rate_per_h:.3g}{kind} an hour{load}, seen over {window} in which healthy ones move {finding.usual:.2g}"
+
+
+def _limit_unit(row: Watch) -> str:
+    return {Law.RATE: " an hour", Law.TOTAL: " in all"}.get(row.law, " above its peers" if row.relative else "")
+
+
+def _when(time_s: float) -> str:
+    return "now" if time_s < BUCKET_S else f"in about {_span(time_s)}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:.3g} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"

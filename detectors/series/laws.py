@@ -1,0 +1,259 @@
+"""From a panel to findings: which rows head for their limit, how surely, and how soon.
+
+Both laws ask two questions. Can health explain what was seen? Answered at a risk per test that spends one budget over all series and all
+tests of a day. And does it end at the limit within the horizon if it goes on?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.robust import median_of_known
+from detectors.series.panel import BUCKET_S, COARSE, FINE, RATIO, Panel
+from detectors.series.trends import (
+    F64,
+    dispersion,
+    excess_p,
+    gauss_line,
+    growth,
+    largest_jump,
+    paired_slope,
+)
+from detectors.series.watch import Law
+
+WINDOWS: tuple[tuple[str, int], ...] = (("fine", 30), ("fine", 60), ("coarse", 24), ("coarse", 96))
+"""Windows of the trend law: ring and buckets, that is 30 min, 1 h, 6 h and 24 h."""
+COUNT_WINDOWS = (15, 60)
+"""Recent windows of the count law, in fine buckets."""
+EVALUATIONS_PER_DAY = 86_400 / BUCKET_S
+_TAIL_MARGIN = 1.25
+"""Usual moves are taken a quarter larger than measured: their tail is a little heavier than Gaussian."""
+_POOLED_NEEDED, _SEEN_NEEDED = 240, 60
+_REACH_WINDOWS = 6.0
+"""A trend is not drawn out farther than so many times the window it was seen in."""
+_STEP_SHARE = 0.45
+_LATE_SHARE = 0.3
+_OWN_RISK = 1e-3
+_GROWTH_Z = 2.5
+
+Past: TypeAlias = tuple[float, float, float]
+"""Events, buckets with an event, seconds covered."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of a panel that heads for its limit.
+
+    Attributes
+    ----------
+    time_s
+        Seconds until the limit if the trend goes on.
+    strength
+        How far beyond its line the evidence is: 1 = just at it.
+    window_s
+        Length of the trend it was seen in.
+    rate_per_h
+        Rise per hour of a level; events per hour now of a count.
+    usual
+        What health explains: a move over the window, or events per hour.
+    """
+
+    row: int
+    time_s: float
+    strength: float
+    window_s: float
+    rate_per_h: float
+    usual: float
+
+
+def risk_per_test(budget_per_node_day: float, series_per_node: float, tests: int) -> float:
+    """Risk of one test so that a node's expected false findings stay within the budget: it is divided by the number of series of a node,
+    the evaluations of a day and the tests of an evaluation. Tests of neighbouring minutes nearly repeat each other, so this is generous.
+
+    Examples
+    --------
+    >>> f"{risk_per_test(1e-3, 100, 2):.1e}"
+    '3.5e-09'
+    """
+    return budget_per_node_day / (max(1.0, series_per_node) * EVALUATIONS_PER_DAY * tests)
+
+
+def trends(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horizon_s: float) -> list[Finding]:
+    """Rows whose level moves farther than its own past and its peers explain, steadily, and reaches its limit in time."""
+    found: dict[int, Finding] = {}
+    oriented = -1.0 if panel.row.falling else 1.0
+    level = oriented * median_of_known(panel.fine[:, -5:].T)
+    away = _distance(panel, level, groups, oriented)
+    for number, (ring, length) in enumerate(WINDOWS):
+        values = oriented * (panel.fine if ring == "fine" else panel.coarse)[:, -length:].astype(np.float64)
+        if ring == "coarse" and panel.bucket % RATIO:
+            continue
+        for finding in _window(panel, groups, number, values, away, BUCKET_S * (1 if ring == "fine" else RATIO), risk):
+            if finding.time_s <= horizon_s and finding.strength > (
+                found[finding.row].strength if finding.row in found else 0.0
+            ):
+                found[finding.row] = finding
+    return [found[row] for row in sorted(found)]
+
+
+def counts(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horizon_s: float) -> list[Finding]:
+    """Rows whose events come more often than their own past and their peers explain, ever more often, and reach the limit in time."""
+    busy = _busy(panel)
+    found = []
+    for row in busy.tolist():
+        group = next((rows for rows in groups if row in rows), np.array([row]))
+        strength = max(_count_strength(panel, row, group, window, risk) for window in COUNT_WINDOWS)
+        if strength >= 1.0:
+            finding = _towards_limit(panel, row, strength)
+            if finding is not None and finding.time_s <= horizon_s:
+                found.append(finding)
+    return found
+
+
+def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, values: F64, away: F64, bucket_s: int,
+            risk: float) -> list[Finding]:  # fmt: skip
+    length = values.shape[1]
+    filled = np.isfinite(values).sum(axis=1) * 4 >= 3 * length
+    slope = np.where(filled, paired_slope(values), np.nan)
+    moves = slope * length
+    own = moves - _common(moves, groups)
+    late = paired_slope(values[:, length // 2 :])
+    usual = _usual(panel, number)
+    z = np.minimum(own, moves) / usual
+    steady = (largest_jump(values) <= _STEP_SHARE * moves) & (late >= _LATE_SHARE * slope)
+    line = gauss_line(risk)
+    rows = np.flatnonzero(steady & (z >= line) & np.isfinite(usual))
+    rise = np.maximum(late, 1e-12)
+    time_s = np.maximum(away, 0.0) / rise * bucket_s
+    learnt = np.where(np.nan_to_num(z) >= line, np.nan, own)
+    panel.follow(number, learnt, length)
+    reach_s = _REACH_WINDOWS * length * bucket_s
+    return [
+        Finding(row, float(time_s[row]), float(z[row] / line), float(length * bucket_s), float(rise[row] * 3600 / bucket_s), float(usual[row]))
+        for row in rows.tolist() if time_s[row] <= reach_s
+    ]  # fmt: skip
+
+
+def _usual(panel: Panel, number: int) -> F64:
+    """Standard deviation of a healthy move over the window; NaN while too little is known."""
+    usual, seen = panel.usual[:, number], panel.seen[:, number]
+    pooled = panel.pooled[number] if panel.pooled_seen[number] >= _POOLED_NEEDED else np.nan
+    own = np.where(seen >= _SEEN_NEEDED, usual, 0.0)
+    known = (seen >= _SEEN_NEEDED) | np.isfinite(pooled)
+    scale = np.maximum(own, np.nan_to_num(pooled)) * _TAIL_MARGIN
+    return np.asarray(np.where(known, np.maximum(scale, panel.row.floor / 4.0), np.nan))
+
+
+def _common(moves: F64, groups: Sequence[NDArray[np.int64]]) -> F64:
+    """How far the peers moved, per row: 0 for a row without peers."""
+    common = np.zeros(len(moves))
+    for rows in groups:
+        common[rows] = np.nan_to_num(median_of_known(moves[rows][:, None])[0])
+    return common
+
+
+def _distance(panel: Panel, level: F64, groups: Sequence[NDArray[np.int64]], oriented: float) -> F64:
+    if not panel.row.relative:
+        return np.asarray(oriented * panel.row.limit - level)
+    usual = np.full(len(level), np.nan)
+    for rows in groups:
+        usual[rows] = median_of_known(level[rows][:, None])[0]
+    return np.asarray(usual + panel.row.limit - level)
+
+
+def _busy(panel: Panel) -> NDArray[np.int64]:
+    """Rows with events in the last hour that their own past would bring rarely: all others are not worth a closer look."""
+    fine, coarse = panel.fine, panel.coarse[:, : COARSE - FINE // RATIO - 1]
+    unlikely = np.zeros(len(fine), dtype=np.bool_)
+    for window in COUNT_WINDOWS:
+        now, before = fine[:, -window:], fine[:, :-window]
+        past = np.nansum(before, axis=1) + np.nansum(coarse, axis=1)
+        past_s = (np.isfinite(before).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * BUCKET_S
+        events, now_s = np.nansum(now, axis=1), np.isfinite(now).sum(axis=1) * BUCKET_S
+        unlikely |= (events >= 3) & (excess_p(events, now_s, past, past_s) <= _OWN_RISK)
+    return np.flatnonzero(unlikely)
+
+
+def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: int, risk: float) -> float:
+    """Logarithm of the p-value over that of the risk; 0 when its own past alone could explain it."""
+    own_past = _past(panel, np.array([row]), window)
+    others = _trimmed(panel, group[group != row])
+    peers_past = _past(panel, others, 0)
+    spread = max(1.0, float(dispersion(panel.coarse[row : row + 1, :-4])[0]), _peer_dispersion(panel, others))
+    recent = panel.fine[row, -window:]
+    own_s = float(np.isfinite(recent).sum() * BUCKET_S)
+    p_all = 0.0
+    for now, past, peers in _measures(recent, own_past, peers_past, spread):
+        if _p(now, own_s, past, own_past[2]) > _OWN_RISK:
+            return 0.0
+        p_all = max(p_all, _p(now, own_s, past + peers, own_past[2] + peers_past[2]))
+    return float(np.log(max(p_all, 1e-300)) / np.log(risk))
+
+
+def _measures(recent: NDArray[np.float32], own: Past, peers: Past, spread: float) -> list[tuple[float, float, float]]:
+    """(now, own past, peers' past) of the events, tempered by their burstiness, and of the buckets with any event: one burst is one bucket.
+    Where every other bucket has events anyhow, only the events can tell."""
+    events = (float(np.nansum(recent)) / spread, own[0] / spread, peers[0] / spread)
+    active = (float((np.nan_to_num(recent) > 0).sum()), own[1], peers[1])
+    quiet = own[1] * BUCKET_S < 0.5 * own[2]
+    return [events, active] if quiet else [events]
+
+
+def _p(now: float, now_s: float, past: float, past_s: float) -> float:
+    return float(excess_p(np.array([now]), np.array([now_s]), np.array([past]), np.array([past_s]))[0])
+
+
+def _past(panel: Panel, rows: NDArray[np.int64], recent: int) -> Past:
+    """Events, buckets with an event, and seconds covered, before the newest `recent` fine buckets; the day's coarse buckets where they are
+    older than the fine ring."""
+    if not len(rows):
+        return 0.0, 0.0, 0.0
+    fine = panel.fine[rows, : FINE - recent] if recent else panel.fine[rows]
+    coarse = panel.coarse[rows, : COARSE - FINE // RATIO - 1]
+    events = float(np.nansum(fine) + np.nansum(coarse))
+    active = float((np.nan_to_num(fine) > 0).sum() + np.minimum(np.nan_to_num(coarse), RATIO).sum())
+    seconds = float(np.isfinite(fine).sum() * BUCKET_S + np.isfinite(coarse).sum() * BUCKET_S * RATIO)
+    return events, active, seconds
+
+
+def _trimmed(panel: Panel, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Peers without the busiest twentieth (one at least): a sick peer must not excuse another."""
+    if len(rows) < 3:
+        return rows[:0]
+    order = np.argsort(np.nansum(panel.fine[rows], axis=1), kind="stable")
+    return np.asarray(rows[order[: len(rows) - max(1, len(rows) // 20)]])
+
+
+def _peer_dispersion(panel: Panel, rows: NDArray[np.int64]) -> float:
+    if not len(rows):
+        return 1.0
+    each = dispersion(panel.coarse[rows])
+    busy = np.nansum(panel.coarse[rows], axis=1) >= 5
+    return float(np.median(each[busy])) if busy.any() else 1.0
+
+
+def _towards_limit(panel: Panel, row: int, strength: float) -> Finding | None:
+    recent = panel.fine[row].astype(np.float64)
+    per_h = 3600.0 / BUCKET_S
+    if panel.row.law is Law.TOTAL:
+        rate_per_h = float(np.nansum(recent)) / max(np.isfinite(recent).sum(), 1) * per_h
+        left = max(0.0, panel.row.limit - float(panel.raw[row]))
+        return Finding(row, left / rate_per_h * 3600.0, strength, FINE * BUCKET_S, rate_per_h, _usual_rate(panel, row))
+    trend = growth(recent)
+    now_per_h = trend.now * per_h
+    if now_per_h >= panel.row.limit and trend.rate > 0:
+        return Finding(row, 0.0, strength, FINE * BUCKET_S, now_per_h, _usual_rate(panel, row))
+    if trend.z < _GROWTH_Z or trend.rate <= 0:
+        return None
+    time_s = float(np.log(panel.row.limit / max(now_per_h, 1e-9)) / trend.rate) * BUCKET_S
+    return Finding(row, max(0.0, time_s), strength, FINE * BUCKET_S, now_per_h, _usual_rate(panel, row))
+
+
+def _usual_rate(panel: Panel, row: int) -> float:
+    events, _, seconds = _past(panel, np.array([row]), FINE)
+    return events / seconds * 3600.0 if seconds else 0.0

@@ -1,0 +1,204 @@
+"""The last hour by the minute and the last day by the quarter of an hour of every series that may foretell something."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.series.trends import F64, GAUSS_OF_MEDIAN
+from detectors.series.watch import Watch, adds_up, watch_named
+from detectors.state import Array
+
+FINE, COARSE, RATIO = 60, 96, 15
+"""Buckets kept of each kind, and fine buckets in a coarse one."""
+BUCKET_S = 60
+BACK_BUCKETS = 5
+"""A grid that goes farther back than this is a new grid; less is a late tick."""
+_FORGET_BUCKETS = 24 * 60
+
+
+def _nan(*shape: int) -> NDArray[np.float32]:
+    return np.full(shape, np.nan, dtype=np.float32)
+
+
+def _zero(*shape: int) -> F64:
+    return np.zeros(shape)
+
+
+class Panel(msgspec.Struct):
+    """State of one watched metric over all its entities (rows).
+
+    `total`, `weight` and `load` gather the bucket that is being filled; `last` is the last running total. `fine` and `coarse` hold
+    closed buckets, newest last: events of a count, means of a level. `usual` and `seen` track, per row and window, how far the level
+    moves in health; `pooled` the same over all rows. `slope` state (`cov`, `var`, `mean_load`) explains the level by the load.
+    """
+
+    watch: str
+    family: str
+    metric: str
+    windows: int
+    bucket: int = -1
+    entities: list[tuple[str, str]] = []
+    total: Array = msgspec.field(default_factory=lambda: _zero(0))
+    weight: Array = msgspec.field(default_factory=lambda: _zero(0))
+    load: Array = msgspec.field(default_factory=lambda: _zero(0))
+    last: Array = msgspec.field(default_factory=lambda: _zero(0))
+    raw: Array = msgspec.field(default_factory=lambda: _zero(0))
+    fine: Array = msgspec.field(default_factory=lambda: _nan(0, FINE))
+    coarse: Array = msgspec.field(default_factory=lambda: _nan(0, COARSE))
+    usual: Array = msgspec.field(default_factory=lambda: _zero(0, 0))
+    seen: Array = msgspec.field(default_factory=lambda: _zero(0, 0))
+    pooled: Array = msgspec.field(default_factory=lambda: _zero(0))
+    pooled_seen: Array = msgspec.field(default_factory=lambda: _zero(0))
+    mean_load: Array = msgspec.field(default_factory=lambda: _zero(0))
+    mean_level: Array = msgspec.field(default_factory=lambda: _zero(0))
+    cov: float = 0.0
+    var: float = 0.0
+    absent: Array = msgspec.field(default_factory=lambda: _zero(0))
+    streak: Array = msgspec.field(default_factory=lambda: _zero(0))
+    calm: Array = msgspec.field(default_factory=lambda: _zero(0))
+    since_ns: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Onset of the open foretelling, 0 when there is none."""
+
+    @property
+    def row(self) -> Watch:
+        """The watch row this panel serves."""
+        return watch_named(self.watch)
+
+    def take(self, entities: list[tuple[str, str]], values: F64, loads: F64, interval_s: float) -> None:
+        """Add one tick; NaN is not reported. `entities` are sorted, so that their order in the input does not matter."""
+        rows = self._rows(entities)
+        known = np.isfinite(values)
+        if self.row.is_count:
+            events = self._events(rows, values, known, interval_s)
+            self.total[rows] += events
+            self.weight[rows] += known
+        else:
+            self.total[rows] += np.where(known, self._level(values), 0.0)
+            self.weight[rows] += known
+            self.load[rows] += np.where(known, np.nan_to_num(loads), 0.0)
+        self.raw[rows] = np.where(known, values, self.raw[rows])
+
+    def close(self, bucket: int) -> bool:
+        """Close buckets up to `bucket`, the one that begins now; whether anything was closed. An older bucket changes nothing."""
+        if self.bucket < 0:
+            self.bucket = bucket
+        passed = bucket - self.bucket
+        if passed < -BACK_BUCKETS:
+            self.bucket = bucket
+        if passed <= 0:
+            return False
+        self._push(self._closing())
+        self._roll()
+        for _ in range(min(passed - 1, COARSE * RATIO)):
+            self.bucket += 1
+            self._push(np.full(len(self.entities), np.nan))
+            self._roll()
+        self.bucket = bucket
+        self.total[:], self.weight[:], self.load[:] = 0.0, 0.0, 0.0
+        self._forget()
+        return True
+
+    def follow(self, window: int, moves: F64, length: int) -> None:
+        """Learn how far levels move in health over a window of `length` buckets; one that moves far counts for no more than three usual."""
+        known = np.isfinite(moves)
+        size = np.abs(np.where(known, moves, 0.0))
+        if not known.any():
+            return
+        middle = GAUSS_OF_MEDIAN * float(np.median(size[known]))
+        gain = max(1.0 / (self.pooled_seen[window] / max(1, known.sum()) + 1.0), 0.25 / length)
+        self.pooled[window] += gain * (middle - self.pooled[window])
+        self.pooled_seen[window] = min(self.pooled_seen[window] + known.sum(), 1e9)
+        seen, usual = self.seen[:, window], self.usual[:, window]
+        gains = np.maximum(1.0 / (seen + 1.0), 0.25 / length) * known
+        bound = np.where(seen > 0, 3.0 * np.maximum(usual, self.pooled[window]), np.inf)
+        usual += gains * (1.2533 * np.minimum(size, bound) - usual)
+        seen += known
+
+    def _level(self, values: F64) -> F64:
+        if self.row.decades:
+            return np.asarray(np.log10(np.maximum(np.nan_to_num(values), 0.0) + 1.0))
+        return np.nan_to_num(values)
+
+    def _events(self, rows: NDArray[np.int64], values: F64, known: NDArray[np.bool_], interval_s: float) -> F64:
+        if not adds_up(self.metric):
+            return np.asarray(np.where(known, np.maximum(values, 0.0) * interval_s, 0.0))
+        before = self.last[rows]
+        self.last[rows] = np.where(known, values, before)
+        return np.asarray(np.where(known & np.isfinite(before) & (values > before), values - before, 0.0))
+
+    def _closing(self) -> F64:
+        """Values of the bucket that ends: events, or the mean level at usual load."""
+        if self.row.is_count:
+            return np.where(self.weight > 0, self.total, np.nan)
+        weight = np.maximum(self.weight, 1.0)
+        level = np.where(self.weight > 0, self.total / weight, np.nan)
+        return self._at_usual_load(level, self.load / weight) if self.row.load else level
+
+    def _at_usual_load(self, level: F64, load: F64) -> F64:
+        known = np.isfinite(level) & (load > 0)
+        new = known & (self.mean_load == 0.0)
+        self.mean_load[new], self.mean_level[new] = load[new], level[new]
+        away, moved = np.where(known, load - self.mean_load, 0.0), np.where(known, level - self.mean_level, 0.0)
+        if known.any():
+            self.cov += 0.02 * (float(np.mean((away * moved)[known])) - self.cov)
+            self.var += 0.02 * (float(np.mean((away * away)[known])) - self.var)
+        slope = max(0.0, self.cov / self.var) if self.var > 1e-9 else 0.0
+        self.mean_load += 0.005 * away
+        self.mean_level += 0.005 * (moved - slope * away)
+        return np.where(known, level - slope * away, np.nan)
+
+    def _push(self, values: F64) -> None:
+        self.fine[:, :-1] = self.fine[:, 1:]
+        self.fine[:, -1] = values
+
+    def _roll(self) -> None:
+        if (self.bucket + 1) % RATIO:
+            return
+        part = self.fine[:, -RATIO:]
+        known = np.isfinite(part)
+        sums, number = np.where(known, part, 0.0).sum(axis=1), known.sum(axis=1)
+        value = sums if self.row.is_count else sums / np.maximum(number, 1)
+        self.coarse[:, :-1] = self.coarse[:, 1:]
+        self.coarse[:, -1] = np.where(number * 2 >= RATIO, value, np.nan)
+
+    def _rows(self, entities: list[tuple[str, str]]) -> NDArray[np.int64]:
+        if entities == self.entities:
+            self.absent[:] = 0.0
+            return np.arange(len(entities))
+        known = {entity: number for number, entity in enumerate(self.entities)}
+        new = [entity for entity in entities if entity not in known]
+        if new:
+            known.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
+            self._grow(new)
+        rows = np.array([known[entity] for entity in entities], dtype=np.int64)
+        self.absent[rows] = 0.0
+        return rows
+
+    def _grow(self, new: list[tuple[str, str]]) -> None:
+        count = len(new)
+        self.entities = [*self.entities, *new]
+        for name in ("total", "weight", "load", "raw", "mean_load", "mean_level", "absent", "streak", "calm"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(count)]))
+        self.last = np.concatenate([self.last, np.full(count, np.nan)])
+        self.since_ns = np.concatenate([self.since_ns, np.zeros(count, dtype=np.int64)])
+        self.fine, self.coarse = (
+            np.vstack([self.fine, _nan(count, FINE)]),
+            np.vstack([self.coarse, _nan(count, COARSE)]),
+        )
+        for name in ("usual", "seen"):
+            wide = getattr(self, name).reshape(-1, self.windows)
+            setattr(self, name, np.vstack([wide, np.zeros((count, self.windows))]))
+        if not len(self.pooled):
+            self.pooled, self.pooled_seen = np.zeros(self.windows), np.zeros(self.windows)
+
+    def _forget(self) -> None:
+        self.absent += 1.0
+        keep = self.absent <= _FORGET_BUCKETS
+        if keep.all():
+            return
+        self.entities = [entity for entity, kept in zip(self.entities, keep.tolist(), strict=True) if kept]
+        for name in ("total", "weight", "load", "last", "raw", "fine", "coarse", "usual", "seen", "mean_load", "mean_level", "streak", "calm",
+                     "since_ns", "absent"):  # fmt: skip
+            setattr(self, name, getattr(self, name)[keep])

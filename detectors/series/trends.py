@@ -1,0 +1,108 @@
+"""Trends and their evidence: robust slopes of levels, exact tests of counts, growth of rates. Pure functions; NaN means unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from detectors.robust import median_of_known
+
+F64 = NDArray[np.float64]
+GAUSS_OF_MEDIAN = 1.4826
+
+
+def paired_slope(values: NDArray[Any]) -> F64:
+    """Robust slope per column step of each row: Theil and Sen's median of slopes, over the pairs half a row apart.
+
+    A quarter of the points may be arbitrary. Rows with fewer than a quarter of their pairs known have the slope NaN.
+
+    Examples
+    --------
+    >>> paired_slope(np.array([[0.0, 2.0, 4.0, 6.0, 99.0, 10.0]]))
+    array([2.])
+    """
+    half = values.shape[1] // 2
+    rises = np.asarray(values[:, half:] - values[:, :-half], dtype=np.float64) / half
+    slope = median_of_known(rises.T)
+    return np.asarray(np.where(np.isfinite(rises).sum(axis=1) * 4 >= rises.shape[1], slope, np.nan))
+
+
+def largest_jump(values: NDArray[Any]) -> F64:
+    """Largest rise over two neighbouring columns of each row: a step has its whole height there, a trend little."""
+    rises = np.asarray(values[:, 2:] - values[:, :-2], dtype=np.float64)
+    return np.asarray(np.where(np.isfinite(rises), rises, 0.0).max(axis=1, initial=0.0))
+
+
+def excess_p(recent: NDArray[Any], recent_s: NDArray[Any], past: NDArray[Any], past_s: NDArray[Any]) -> F64:
+    """Probability of `recent` or more events in `recent_s` when the rate is that of `past` events in `past_s`: exact.
+
+    Given the sum, the recent share of two Poisson counts of equal rate is binomial. Without exposure in the past nothing is known: 1.
+
+    Examples
+    --------
+    >>> float(excess_p(np.array([3.0]), np.array([1.0]), np.array([0.0]), np.array([1.0]))[0])
+    0.125
+    """
+    share = recent_s / np.maximum(recent_s + past_s, 1e-12)
+    tail = special.betainc(np.maximum(recent, 1e-9), past + 1.0, share)
+    return np.asarray(np.where((recent > 0) & (past_s > 0), tail, 1.0))
+
+
+def dispersion(counts: NDArray[Any]) -> F64:
+    """Variance over mean of the counts of each row, at least 1: how much burstier than Poisson they are."""
+    known = np.isfinite(counts)
+    number = np.maximum(known.sum(axis=1), 1)
+    mean = np.where(known, counts, 0.0).sum(axis=1) / number
+    spread = np.where(known, (counts - mean[:, None]) ** 2, 0.0).sum(axis=1) / np.maximum(number - 1, 1)
+    return np.asarray(np.maximum(1.0, spread / np.maximum(mean, 1e-12)))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A rate that grows as exp: `now` per bucket at the end, `rate` per bucket, `z` of the growth against none."""
+
+    now: float
+    rate: float
+    z: float
+
+
+def growth(counts: F64) -> Growth:
+    """Poisson regression of counts on time; the error is widened by the dispersion about the fit.
+
+    Parameters
+    ----------
+    counts
+        Events per bucket, oldest first; NaN buckets are left out.
+    """
+    known = np.isfinite(counts)
+    seen, time = counts[known], np.arange(len(counts), dtype=np.float64)[known] - (len(counts) - 1)
+    if len(seen) < 4 or seen.sum() <= 0:
+        return Growth(0.0, 0.0, 0.0)
+    design = np.column_stack([np.ones_like(time), time])
+    beta = np.array([np.log(seen.mean()), 0.0])
+    for _ in range(25):
+        fitted = np.exp(np.clip(design @ beta, -30.0, 30.0))
+        curve = design.T @ (design * fitted[:, None]) + np.diag([1e-9, 1e-9])
+        step = np.clip(np.linalg.solve(curve, design.T @ (seen - fitted)), -2.0, 2.0)
+        beta = beta + step
+        if np.abs(step).max() < 1e-8:
+            break
+    fitted = np.exp(np.clip(design @ beta, -30.0, 30.0))
+    chi = float(((seen - fitted) ** 2 / np.maximum(fitted, 1e-9)).sum() / max(1, len(seen) - 2))
+    error = float(np.sqrt(np.linalg.inv(curve)[1, 1] * max(1.0, chi)))
+    return Growth(float(np.exp(np.clip(beta[0], -30.0, 30.0))), float(beta[1]), float(beta[1] / max(error, 1e-12)))
+
+
+def gauss_line(risk: float) -> float:
+    """How many standard deviations a Gaussian passes on one side with probability `risk`.
+
+    Examples
+    --------
+    >>> round(gauss_line(1e-9), 2)
+    6.0
+    """
+    return float(-special.ndtri(risk))
