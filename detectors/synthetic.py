@@ -23,6 +23,9 @@ _PROCESS = ("alive", "state", "cpu_cores", "throttled_ratio", "last_step", "step
 _NIC = ("up", "carrier", "rx_bytes_per_s", "tx_bytes_per_s", "carrier_changes_per_s", "role")
 _HOST = ("cpu_busy_ratio", "load1", "mem_available_ratio", "tcp_retrans_per_s", "disk_busy_ratio", "psi_io_some_ratio")
 _MESH = ("rtt_ms", "rtt_max_ms", "sent_count", "lost_count")
+_GPU = ("busy_ratio", "power_w", "temp_c", "sm_clock_mhz", "pcie_width_lanes", "pcie_width_max_lanes", "pcie_gen", "pcie_gen_max",
+        "clocks_event_reasons_bits", "thermal_violation_ratio", "ecc_uncorrectable_count", "ecc_correctable_per_s", "row_remap_pending",
+        "row_remap_failure", "nvlink_inactive_count", "nvlink_recoveries_per_s", "pcie_replay_per_s")  # fmt: skip
 _PHASES = {"first": 1.0, "train": 2.0, "eval": 3.0, "checkpoint": 4.0}
 
 
@@ -31,7 +34,8 @@ class Scene:
     """What is wrong in one second; ranks and nodes by number. Milliseconds.
 
     `host` maps (node, metric) to a value that replaces the usual one. `log_events` are (node, code, attributes, rank), 50 ms apart.
-    `phase` is what the processes are at. `leaves` are read when an attempt begins.
+    `phase` is what the processes are at. `leaves`, `rails` and `racks` are read when an attempt begins. `gpu` maps (node, GPU, metric) to
+    a value that replaces the usual one, `lost_gpus` are (node, GPU) that do not report; both need a cluster with `gpus`.
     """
 
     compute_ms: dict[int, float] = field(default_factory=dict)
@@ -52,6 +56,10 @@ class Scene:
     phase: str = "train"
     cpu_cores: dict[int, float] = field(default_factory=dict)
     leaves: dict[int, str] = field(default_factory=dict)
+    rails: dict[int, str] = field(default_factory=dict)
+    racks: dict[int, str] = field(default_factory=dict)
+    gpu: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    lost_gpus: set[tuple[int, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class SyntheticCluster:
         Size, randomness, usual step. Rank 1 is a little slower by design: unequal ranks are no fault.
     evaluate_every, save_every
         Steps between evaluations (one second) and saves.
+    gpus
+        GPUs of each node that report samples; 0 = none do. They draw from a generator of their own.
     """
 
     nodes: int = 4
@@ -90,9 +100,11 @@ class SyntheticCluster:
     step_ms: float = 65.0
     evaluate_every: int = 400
     save_every: int = 150
+    gpus: int = 0
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
+        self._gpu_rng = np.random.default_rng((self.seed, 1))
         self._step = 0
         self._topology = Topology()
         self._attempt = -1
@@ -119,8 +131,13 @@ class SyntheticCluster:
         self._attempt = scene.attempt
         topology = Topology()
         for number in range(self.nodes):
+            facts = {
+                "leaf": scene.leaves.get(number, "leaf0"),
+                "rail": scene.rails.get(number, ""),
+                "rack": scene.racks.get(number, ""),
+            }
             topology.apply(TopologyEvent(entity=f"node:{node_name(number)}", origin="scheduler", valid_from_ns=at_ns,
-                                         attributes={"leaf": scene.leaves.get(number, "leaf0")}))  # fmt: skip
+                                         attributes={key: value for key, value in facts.items() if value}))  # fmt: skip
         ranks = tuple((rank, node_name(number), "gpu0") for rank, number in enumerate(members))
         topology.apply(
             TopologyEvent(
@@ -179,6 +196,8 @@ class SyntheticCluster:
             "host": self._host(scene, heard, second), "process": self._processes(scene, members, heard),
             "nic": self._nics(scene, heard), "mesh": self._probes(scene, heard),
         }  # fmt: skip
+        if self.gpus:
+            families["gpu"] = self._gpu_samples(scene, heard)
         nodes = tuple(node_name(number) for number in numbers)
         return AlignedTick(at_ns, 1000, nodes, np.array([number in heard for number in numbers]), families)
 
@@ -215,6 +234,24 @@ class SyntheticCluster:
             traffic = 0.0 if scene.standing else float(4e7 * (1 + 0.05 * self._rng.normal()))
             rows.append([1.0, float(number not in scene.no_carrier), traffic, traffic, 0.0, 1.0])
         return _matrix("nic", [(node_name(number), "eth0") for number in heard], _NIC, rows)
+
+    def _gpu_samples(self, scene: Scene, heard: list[int]) -> FamilyMatrix:
+        rng, idle = self._gpu_rng, scene.standing
+        entities, rows = [], []
+        for number in heard:
+            for gpu in range(self.gpus):
+                noise = rng.normal(size=4)
+                if (number, gpu) in scene.lost_gpus:
+                    continue
+                busy = 0.0 if idle else float(np.clip(0.93 + 0.03 * noise[0], 0, 1))
+                usual: dict[str, float] = dict.fromkeys(_GPU, 0.0) | {
+                    "busy_ratio": busy, "power_w": 120.0 + 500.0 * busy + 10 * noise[1], "temp_c": 35.0 + 30.0 * busy + noise[2],
+                    "sm_clock_mhz": 1980.0 - 10 * abs(noise[3]), "pcie_width_lanes": 16.0, "pcie_width_max_lanes": 16.0,
+                    "pcie_gen": 5.0 if busy else 1.0, "pcie_gen_max": 5.0,
+                }  # fmt: skip
+                entities.append((node_name(number), f"gpu{gpu}"))
+                rows.append([scene.gpu.get((number, gpu, metric), usual[metric]) for metric in _GPU])
+        return _matrix("gpu", entities, _GPU, rows)
 
     def _probes(self, scene: Scene, heard: list[int]) -> FamilyMatrix:
         entities, rows = [], []

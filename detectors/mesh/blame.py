@@ -1,34 +1,52 @@
-"""Which node, leaf or fabric explains a set of bad pairs: the fewest nodes whose removal leaves a healthy mesh."""
+"""Which nodes, ports, leaf, rail or fabric explain a set of bad probes: the fewest parts whose removal leaves a healthy mesh.
+
+Each part that a probe passes is a suspect. A suspect gains by each bad probe through it that nobody explains yet, loses by each good one,
+and starts with the odds against it: a node fails more often than a switch, a switch more often than a rail or the whole fabric. Without
+that, central parts, which every probe passes, would be blamed for everything. A shared part also needs at least two thirds of the hosts
+below it as witnesses, and a host counts once however many probes it sends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.mesh.parts import LEAF, NODE, PORT, RAIL, SWITCH, Parts, facts_of, nodes_of, parts_of
 from trainwarden.topology import Topology
 
-_EXPLAINED_SHARE = 0.15
-_GUILTY_SHARE = 0.6
-_MAX_NODES = 16
+_PRIOR = np.log(np.array([1e-2, 1e-4, 1e-4, 3e-5, 5e-3]))
+"""Odds by kind of part: node, leaf, switch, rail, port."""
+_FABRIC_PRIOR = float(np.log(1e-5))
+_HURT, _HURT_ANYWAY, _HURT_WEAKLY = 0.8, 1e-3, 0.05
+"""Share of bad probes through a broken part; through healthy ones, for strong and for weak signs."""
+_GUILTY_SHARE, _BELOW_SHARE, _FABRIC_SHARE = 0.6, 2 / 3, 0.6
+_MOST = 16
+_LEAST_WITNESSES = 3
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Nodes to blame, or a leaf, or everything; all empty when the pairs do not tell."""
+    """Nodes to blame, or leaves (a leaf's switch of one rail too), or rails, or everything; all empty when the probes do not tell.
+
+    `rails_of` says over which rail a node is bad where it is well over its others.
+    """
 
     nodes: tuple[str, ...] = ()
     leaf: str = ""
+    rail: str = ""
     fabric: bool = False
+    leaves: tuple[str, ...] = ()
+    rails: tuple[str, ...] = ()
+    rails_of: dict[str, str] = field(default_factory=dict)
 
 
 def explain(keys: Sequence[tuple[str, str]], bad: NDArray[np.bool_], topology: Topology) -> Explanation:
     """Explain bad pairs.
 
-    A node is guilty when most pairs that reach it are bad and the pairs that do not touch it are not. Two nodes that see only each
-    other cannot tell whose link it is.
+    Two nodes that see only each other cannot tell whose link it is.
 
     Examples
     --------
@@ -38,51 +56,181 @@ def explain(keys: Sequence[tuple[str, str]], bad: NDArray[np.bool_], topology: T
     >>> explain(keys, np.ones(len(keys), dtype=bool), Topology()).fabric
     True
     """
-    targets = sorted({target for _, target in keys})
+    nodes = nodes_of(keys)
+    return blame(parts_of(keys, nodes, facts_of(nodes, topology)), bad)
+
+
+def blame(
+    parts: Parts, bad: NDArray[np.bool_], known: NDArray[np.bool_] | None = None, weak: bool = False
+) -> Explanation:
+    """Explain bad probes.
+
+    Parameters
+    ----------
+    bad, known
+        Over the probes of `parts`; those that are not known say nothing.
+    weak
+        The signs are weak (a little slower than usual): only shared parts are named by them, never a node.
+    """
+    told = np.ones(len(bad), dtype=np.bool_) if known is None else known | bad
     if not bad.any():
         return Explanation()
-    chosen = _fewest(keys, bad, targets)
-    if len(chosen) == 1:
-        return _single(keys, bad, chosen[0])
-    if leaf := _common_leaf(chosen, targets, topology):
-        return Explanation(leaf=leaf)
-    if len(chosen) >= max(2.0, _GUILTY_SHARE * len(targets)):
-        return Explanation(fabric=len(targets) > 2)
-    return Explanation(nodes=tuple(chosen)) if 4 * len(chosen) <= len(targets) else Explanation()
+    search = _Search(parts, bad & told, told, _HURT_WEAKLY if weak else _HURT_ANYWAY, shared_only=weak)
+    search.run()
+    return search.conclusion()
 
 
-def _fewest(keys: Sequence[tuple[str, str]], bad: NDArray[np.bool_], targets: list[str]) -> list[str]:
-    """Greedy: the node with the largest share of bad pairs first, until hardly any bad pair is left."""
-    number = {name: i for i, name in enumerate(sorted({name for pair in keys for name in pair}))}
-    ends = np.array([(number[prober], number[target]) for prober, target in keys])
-    candidates = np.array([number[target] for target in targets])
-    names = list(number)
-    left = np.ones(len(keys), dtype=np.bool_)
-    chosen: list[str] = []
-    while len(chosen) < _MAX_NODES and left.any() and bad[left].mean() > _EXPLAINED_SHARE:
-        hits, total = np.zeros(len(names)), np.zeros(len(names))
-        for column in (0, 1):
-            np.add.at(hits, ends[left, column], bad[left])
-            np.add.at(total, ends[left, column], 1.0)
-        share = np.where(total > 0, hits / np.maximum(total, 1.0), -1.0) + 1e-6 * hits
-        worst = int(candidates[np.argmax(share[candidates])])
-        chosen.append(names[worst])
-        left &= (ends != worst).all(axis=1)
-    return chosen
+class _Search:
+    """Greedy: the suspect that explains most, until none is worth its odds."""
 
+    def __init__(
+        self, parts: Parts, bad: NDArray[np.bool_], told: NDArray[np.bool_], anyway: float, shared_only: bool
+    ) -> None:
+        self._parts, self._bad, self._told = parts, bad, told
+        self._for, self._against = float(np.log(_HURT / anyway)), float(np.log((1 - _HURT) / (1 - anyway)))
+        self._left = told.copy()
+        self._open = self._suspects(shared_only)
+        self._chosen: list[int] = []
+        self._gained, self._tied = 0.0, False
 
-def _single(keys: Sequence[tuple[str, str]], bad: NDArray[np.bool_], node: str) -> Explanation:
-    reaching = np.array([target == node for _, target in keys])
-    apart = np.array([node not in pair for pair in keys])
-    if not apart.any() or bad[reaching].mean() < _GUILTY_SHARE:
-        return Explanation()
-    return Explanation(nodes=(node,))
+    def run(self) -> None:
+        if self._is_hopeless():
+            return
+        while len(self._chosen) < _MOST and (self._bad & self._left).any():
+            hits, total = self._counts()
+            gain = np.where(self._open, self._gain(hits, total), -np.inf)
+            best = int(np.argmax(gain))
+            if gain[best] <= 0:
+                return
+            if not self._is_guilty(best, hits, total):
+                self._open[best] = False
+                continue
+            self._tied = self._tied or self._is_tied(best, gain, hits)
+            self._choose(best, float(gain[best]))
 
+    def conclusion(self) -> Explanation:
+        parts, kinds = self._parts, self._parts.kinds
+        probed = int((parts.targets & self._seen()).sum())
+        if self._everywhere(probed):
+            return Explanation(fabric=probed > 2)
+        nodes = self._apart([c for c in self._chosen if kinds[c] == NODE])
+        ports = [c for c in self._chosen if kinds[c] == PORT]
+        if not self._has_witness() or (len(nodes) + len(ports) > 1 and 4 * (len(nodes) + len(ports)) > probed):
+            return Explanation()
+        leaves = tuple(parts.names[c] for c in self._chosen if kinds[c] in (LEAF, SWITCH))
+        rails = tuple(parts.names[c] for c in self._chosen if kinds[c] == RAIL)
+        rails_of = dict(parts.names[c].split("\x1f") for c in ports)
+        named = (
+            *(parts.names[c] for c in nodes),
+            *(name for name in rails_of if name not in {parts.names[c] for c in nodes}),
+        )
+        return Explanation(named, next(iter(leaves), ""), next(iter(rails), ""), False, leaves, rails, rails_of)
 
-def _common_leaf(chosen: list[str], targets: list[str], topology: Topology) -> str:
-    leaves = {node: topology.attributes(node).get("leaf", "") for node in targets}
-    found = {leaves.get(node, "") for node in chosen}
-    leaf = found.pop() if len(found) == 1 else ""
-    members = [node for node in targets if leaves[node] == leaf]
-    covers = bool(leaf) and len(members) < len(targets) and 3 * len(set(chosen) & set(members)) >= 2 * len(members)
-    return leaf if covers else ""
+    def _is_hopeless(self) -> bool:
+        """Most probes are bad and no part explains most of them: no use in naming parts one by one."""
+        bad = int(self._bad.sum())
+        return bad >= _FABRIC_SHARE * int(self._told.sum()) and int(self._counts()[0].max()) < 0.5 * bad
+
+    def _suspects(self, shared_only: bool) -> NDArray[np.bool_]:
+        kinds = self._parts.kinds
+        shared = (kinds == LEAF) | (kinds == SWITCH) | (kinds == RAIL)
+        if shared_only:
+            return np.asarray(shared)
+        suspects = np.ones(len(kinds), dtype=np.bool_)
+        suspects[: len(self._parts.nodes)] = self._parts.targets
+        return suspects
+
+    def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bad and all probes through each part that nobody explains yet; a probe counts once for a part."""
+        hits = np.zeros(len(self._parts.kinds), dtype=np.int64)
+        total = np.zeros(len(self._parts.kinds), dtype=np.int64)
+        for column in range(self._parts.through.shape[1]):
+            through = self._parts.through[:, column]
+            here = self._left & (through >= 0)
+            if column % 2:
+                here &= through != self._parts.through[:, column - 1]
+            total += np.bincount(through[here], minlength=len(total))
+            hits += np.bincount(through[here & self._bad], minlength=len(total))
+        return hits, total
+
+    def _gain(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.asarray(hits * self._for + (total - hits) * self._against + _PRIOR[self._parts.kinds])
+
+    def _is_guilty(self, part: int, hits: NDArray[np.int64], total: NDArray[np.int64]) -> bool:
+        kind = self._parts.kinds[part]
+        if kind == PORT:
+            return bool(hits[part] >= 2 and hits[part] == total[part])
+        if kind == NODE:
+            return bool(hits[part] >= _GUILTY_SHARE * total[part])
+        return self._has_spatial_evidence(part)
+
+    def _has_spatial_evidence(self, part: int) -> bool:
+        """Two thirds of the hosts below it suffer, at least two of them, and enough probes elsewhere are there to compare with."""
+        mine = (self._parts.through == part) & self._left[:, None]
+        if int((self._told & ~mine.any(axis=1)).sum()) < _LEAST_WITNESSES:
+            return False
+        count = len(self._parts.nodes)
+        seen = np.bincount(self._parts.host[mine], minlength=count)
+        hurt = np.bincount(self._parts.host[mine & self._bad[:, None]], minlength=count)
+        below, suffering = int((seen > 0).sum()), int(((seen > 0) & (2 * hurt >= seen)).sum())
+        return suffering >= 2 and suffering >= _BELOW_SHARE * below
+
+    def _is_tied(self, part: int, gain: NDArray[np.float64], hits: NDArray[np.int64]) -> bool:
+        """Whether another shared part of the same kind explains as much: two leaves that only reach each other badly."""
+        alike = (
+            (self._parts.kinds == self._parts.kinds[part]) & (self._parts.kinds != NODE) & (self._parts.kinds != PORT)
+        )
+        alike[part] = False
+        rival = alike & (gain >= gain[part] - self._for) & (hits > 0)
+        if not rival.any():
+            return False
+        other = int(np.argmax(np.where(rival, gain, -np.inf)))
+        mine, theirs = ((self._parts.through == p).any(axis=1) & self._bad & self._left for p in (part, other))
+        return bool((mine & theirs).sum() >= 0.8 * mine.sum())
+
+    def _choose(self, part: int, gain: float) -> None:
+        self._chosen.append(part)
+        self._gained += gain
+        self._left &= ~(self._parts.through == part).any(axis=1)
+        self._open[part] = False
+
+    def _apart(self, nodes: list[int]) -> list[int]:
+        """Nodes but those that are many below one leaf, and too few to blame the leaf: half a switch, perhaps; nobody is named."""
+        leaf_of = self._leaf_of()
+        alike = {leaf: [n for n in nodes if leaf_of[n] == leaf] for leaf in {int(leaf_of[n]) for n in nodes}}
+        crowded = {
+            leaf
+            for leaf, own in alike.items()
+            if leaf >= 0 and len(own) >= 3 and 4 * len(own) > int((leaf_of == leaf).sum())
+        }
+        return [n for n in nodes if int(leaf_of[n]) not in crowded]
+
+    def _leaf_of(self) -> NDArray[np.int64]:
+        leaf_of = np.full(len(self._parts.nodes), -1, dtype=np.int64)
+        for column in (2, 3):
+            leaf_of[self._parts.host[:, column]] = self._parts.through[:, column]
+        return leaf_of
+
+    def _seen(self) -> NDArray[np.bool_]:
+        seen = np.zeros(len(self._parts.nodes), dtype=np.bool_)
+        seen[self._parts.ends[self._told].ravel()] = True
+        return seen
+
+    def _everywhere(self, probed: int) -> bool:
+        """The fabric as one suspect explains more than all that were chosen, or those are most of the mesh."""
+        bad, told = int((self._bad & self._told).sum()), int(self._told.sum())
+        fabric = bad * self._for + (told - bad) * self._against + _FABRIC_PRIOR
+        covered = set()
+        for part in self._chosen:
+            mine = self._parts.through == part
+            covered |= {part} if self._parts.kinds[part] in (NODE, PORT) else set(self._parts.host[mine].tolist())
+        most = len(covered) >= max(2.0, _FABRIC_SHARE * probed) and not self._is_one_rail()
+        return self._tied or most or (fabric > max(self._gained, 0.0) and bad >= _FABRIC_SHARE * told)
+
+    def _is_one_rail(self) -> bool:
+        """A rail reaches every node and is still not the fabric."""
+        return bool(self._chosen) and all(self._parts.kinds[c] == RAIL for c in self._chosen)
+
+    def _has_witness(self) -> bool:
+        """Some probe that passes nothing blamed, and is well."""
+        return bool((self._left & ~self._bad).any())

@@ -1,28 +1,33 @@
-"""A node's link, a leaf, or the fabric: settled by probes between nodes and by the carrier, never by step timings.
+"""A node's link, a leaf, a rail, or the fabric: settled by probes between nodes and by the carrier, never by step timings.
 
-A slow or lost row and column is one node's link; a block is a leaf; everything at once is the fabric, and nobody is to blame.
+A slow or lost row and column is one node's link; all that passes a leaf or a rail is that shared part, and no node; everything at once is
+the fabric, and nobody is to blame.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
-from detectors.mesh.blame import Explanation, explain
+from detectors.mesh.blame import Explanation, blame
+from detectors.mesh.pace import Pace, PaceLimits, follow
 from detectors.mesh.pairs import RING, Pairs
+from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
+from detectors.mesh.ports import Ports
+from detectors.risk import poisson_at_least
 from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
-from trainwarden.clock import NS_PER_MS, NS_PER_S
-from trainwarden.records import Entity, EntityKind, Evidence, StepRow, Verdict
+from trainwarden.clock import NS_PER_S
+from trainwarden.records import Entity, EntityKind, Evidence, Verdict
 from trainwarden.settings import option
+from trainwarden.topology import Topology
 
-_RAIL, _UNKNOWN_ROLE = 1, 0
-_KEPT_STEPS = 400
+_FABRIC = "fabric|"
+_SUBNET = ("leaf", "rail")
 
 
 @dataclass(frozen=True)
@@ -57,22 +62,18 @@ class MeshSettings:
     stalls: int = option(5, "losses count only while steps stall: so many stalled steps within stall_window_s")
     stall_ms: float = option(150.0, "a stalled step takes so much longer than usual")
     stall_window_s: float = option(25.0, "window in which stalled steps are counted")
+    subnet_s: float = option(4.0, "how long a leaf or a rail must look slow before it is said")
+    subnet_factor: float = option(
+        1.3, "probes through one leaf or rail count as raised at so many times their usual round trip"
+    )
+    subnet_floor_ms: float = option(0.03, "and longer than usual by at least so much")
     quiet_s: float = option(6.0, "a slow link or fabric is taken back after so long without a sign of it")
     hold_s: float = option(20.0, "the same for a link that was down or lost probes")
     restate_s: float = option(10.0, "while a fault lasts, it is said again after so long")
 
 
-class Carrier(msgspec.Struct):
-    """One rail interface: for how many ticks its carrier was there or not, and when it was lost."""
-
-    up_ticks: int = 0
-    down_ticks: int = 0
-    down_since_ns: int = 0
-    drops_ns: list[int] = []
-
-
 class Opinion(msgspec.Struct):
-    """Something said about a place and not yet taken back.
+    """Something said about a place (``"<kind of entity>|<name>"``) and not yet taken back.
 
     `first_ns` is when the picture began, `said_ns` 0 while it is only a suspicion.
     """
@@ -89,53 +90,46 @@ class Opinion(msgspec.Struct):
     rank: int = -1
 
 
-class Pace(msgspec.Struct):
-    """A job's usual step time, and its newest ones."""
-
-    usual_ms: float = 0.0
-    steps: int = 0
-    newest_ms: list[float] = []
-    newest_step: int = -1
-    newest_ns: int = 0
-    stalls_ns: list[int] = []
-
-    def ratio(self) -> float:
-        """Newest over usual."""
-        return float(np.median(self.newest_ms)) / self.usual_ms if self.steps > 20 and self.newest_ms else 0.0
-
-
 class State(msgspec.Struct):
     """State of the detector."""
 
     pairs: Pairs
-    carriers: dict[str, Carrier] = {}
+    ports: Ports
     opinions: dict[str, Opinion] = {}
     paces: dict[str, Pace] = {}
     absent: dict[str, int] = {}
 
 
 class MeshLinkDetector(Detector):
-    """Says `link_slow`, `link_down` or `fabric_slow`."""
+    """Says `link_slow`, `link_down`, `subnet_slow` or `fabric_slow`."""
 
     name = "mesh_links"
-    kinds = ("link_slow", "link_down", "fabric_slow")
+    version = 2
+    kinds = ("link_slow", "link_down", "subnet_slow", "fabric_slow")
+    false_alarms_per_node_day = 2e-3
     Settings = MeshSettings
     settings: MeshSettings
 
     def __init__(self, settings: MeshSettings | None = None) -> None:
         super().__init__(settings)
-        self._state = State(Pairs())
+        self._state = State(Pairs(), Ports())
+        self._parts: Parts | None = None
+        self._parts_of: tuple[list[tuple[str, str]], list[dict[str, str]]] = ([], [])
+        chosen = self.settings
+        self._limits = PaceLimits(chosen.fabric_job_ratio, chosen.stall_ms, chosen.stall_window_s)
 
     def update(self, frame: Frame) -> list[Verdict]:
-        self._follow_steps(frame)
+        self._state.paces = follow(self._state.paces, frame.steps, frame.topology, self._limits)
         verdicts: list[Verdict] = []
         for tick in frame.ticks:
             self._follow_absence(tick)
-            self._follow_carriers(tick)
-            matrix = tick.family("mesh")
-            if matrix is not None:
-                self._state.pairs.put(tick.at_ns, matrix)
-            self._suspect(tick, frame, matrix is not None)
+            if (interfaces := tick.family("nic")) is not None:
+                self._state.ports.put(tick, interfaces, self._state.absent, self.settings.flap_window_s)
+            if (probes := tick.family("mesh")) is not None:
+                self._state.pairs.put(tick.at_ns, probes)
+            self._suspect_ports(tick, frame.topology)
+            if probes is not None and self._state.pairs.keys:
+                self._suspect_probes(tick, frame)
             verdicts += self._speak(tick, frame)
         return verdicts
 
@@ -155,84 +149,60 @@ class MeshLinkDetector(Detector):
 
     # --- what is seen --------------------------------------------------------------------------------------------------------
 
-    def _follow_steps(self, frame: Frame) -> None:
-        """Each step once, by whoever reports it first: in a synchronous job all ranks take equally long."""
-        for report in frame.steps:
-            pace = self._state.paces.setdefault(report.job, Pace())
-            if report.rows and report.rows[-1].step < pace.newest_step - 100:
-                pace.newest_step = -1
-            self._follow_rows(pace, [row for row in report.rows if row.step > pace.newest_step])
-            horizon_ns = report.observed_at_ns - int(self.settings.stall_window_s * NS_PER_S)
-            pace.stalls_ns = [at for at in pace.stalls_ns if at >= horizon_ns][-256:]
-        running = {layout.job for layout in frame.topology.jobs()} | {report.job for report in frame.steps}
-        self._state.paces = {job: pace for job, pace in self._state.paces.items() if job in running}
-
-    def _follow_rows(self, pace: Pace, rows: list[StepRow]) -> None:
-        plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
-        pace.newest_step = max((row.step for row in rows), default=pace.newest_step)
-        pace.newest_ns = max(
-            (row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain), default=pace.newest_ns
-        )
-        pace.newest_ms = [*pace.newest_ms, *(row.duration_ms for row in plain)][-8:]
-        usual_now = pace.steps <= 20 or pace.ratio() < self.settings.fabric_job_ratio
-        for row in plain:
-            learnt = pace.steps > 20
-            if learnt and row.duration_ms > pace.usual_ms + self.settings.stall_ms:
-                pace.stalls_ns.append(row.started_at_ns)
-            if usual_now:
-                bounded = min(row.duration_ms, 2.0 * pace.usual_ms) if learnt else row.duration_ms
-                pace.usual_ms += max(1.0 / (pace.steps + 1), 1.0 / _KEPT_STEPS) * (bounded - pace.usual_ms)
-            pace.steps += 1
-
     def _follow_absence(self, tick: AlignedTick) -> None:
+        if tick.present.all():
+            self._state.absent = {}
+            return
         before = self._state.absent
         here = zip(tick.nodes, tick.present.tolist(), strict=True)
         self._state.absent = {node: before.get(node, 0) + 1 for node, present in here if not present}
 
-    def _follow_carriers(self, tick: AlignedTick) -> None:
-        matrix = tick.family("nic")
-        if matrix is None:
-            return
-        carrier, role, changes = matrix.column("carrier"), matrix.column("role"), matrix.column("carrier_changes_per_s")
-        seen = set()
-        for row, (node, device) in enumerate(matrix.entities):
-            known_role = int(role[row]) if math.isfinite(role[row]) else _UNKNOWN_ROLE
-            if known_role in (_RAIL, _UNKNOWN_ROLE) and math.isfinite(carrier[row]) and device != "lo":
-                seen.add(f"{node}/{device}")
-                port = self._state.carriers.setdefault(f"{node}/{device}", Carrier())
-                self._note_carrier(port, tick.at_ns, bool(carrier[row] > 0), bool(changes[row] > 0))
-        gone = {node for node in self._state.absent if self._state.absent[node] > 0}
-        self._state.carriers = {
-            key: port for key, port in self._state.carriers.items() if key in seen or key.partition("/")[0] in gone
-        }
-
-    def _note_carrier(self, port: Carrier, at_ns: int, up: bool, changed: bool) -> None:
-        was_up = port.up_ticks > 0 or (port.down_ticks == 0 and not up)
-        lost = port.up_ticks >= 2 and (changed or not up)
-        if lost and (not port.drops_ns or at_ns - port.drops_ns[-1] > 2 * NS_PER_S):
-            port.drops_ns = [*port.drops_ns[-31:], at_ns]
-        if up:
-            port.up_ticks, port.down_ticks = port.up_ticks + 1, 0
-        elif port.down_ticks or (was_up and port.up_ticks >= 2):
-            port.down_since_ns = port.down_since_ns if port.down_ticks else at_ns
-            port.down_ticks, port.up_ticks = port.down_ticks + 1, 0
-        horizon_ns = at_ns - int(self.settings.flap_window_s * NS_PER_S)
-        port.drops_ns = [drop for drop in port.drops_ns if drop >= horizon_ns]
+    def _passed(self, topology: Topology) -> Parts:
+        """The parts that probes pass; worked out again when probes or the attributes of nodes change."""
+        keys = self._state.pairs.keys
+        nodes = self._parts.nodes if self._parts is not None and self._parts_of[0] is keys else nodes_of(keys)
+        known, seen = self._parts_of, [topology.attributes(node) for node in nodes]
+        same = (
+            known[0] is keys and len(known[1]) == len(seen) and all(a is b for a, b in zip(known[1], seen, strict=True))
+        )
+        if self._parts is None or not same:
+            self._parts, self._parts_of = parts_of(keys, nodes, facts_of(nodes, topology)), (keys, seen)
+        return self._parts
 
     # --- what it means -------------------------------------------------------------------------------------------------------
 
-    def _suspect(self, tick: AlignedTick, frame: Frame, probed: bool) -> None:
-        for key, port in self._state.carriers.items():
-            node = key.partition("/")[0]
-            if port.down_ticks >= self.settings.dead_ticks:
-                self._support("link_down", node, port.down_since_ns, tick.at_ns, 1.0, "its interface has no carrier")
-            elif len(port.drops_ns) >= self.settings.flaps and port.drops_ns[-1] == tick.at_ns:
-                why = (
-                    f"its interface lost carrier {len(port.drops_ns)} times within {self.settings.flap_window_s:.0f} s"
-                )
-                self._support("link_down", node, port.drops_ns[0], tick.at_ns, float(len(port.drops_ns)), why)
-        if probed and self._state.pairs.keys:
-            self._suspect_probes(tick, frame)
+    def _suspect_ports(self, tick: AlignedTick, topology: Topology) -> None:
+        ports, settings = self._state.ports, self.settings
+        down = np.flatnonzero(ports.down_ticks > 0).tolist()
+        if not down and not ports.drops_ns:
+            return
+        crowded = self._crowded({ports.keys[row][0] for row in (*down, *ports.drops_ns)}, tick, topology)
+        for row in sorted({*down, *ports.drops_ns}, key=lambda row: ports.keys[row]):
+            node, drops = ports.keys[row][0], ports.drops_ns.get(row, [])
+            if node in crowded:
+                continue
+            if ports.down_ticks[row] >= settings.dead_ticks:
+                why = "its interface has no carrier"
+                self._support("link_down", f"node|{node}", int(ports.down_since_ns[row]), tick.at_ns, 1.0, why)
+            elif len(drops) >= settings.flaps and drops[-1] == tick.at_ns:
+                why = f"its interface lost carrier {len(drops)} times within {settings.flap_window_s:.0f} s"
+                self._support("link_down", f"node|{node}", drops[0], tick.at_ns, float(len(drops)), why)
+
+    def _crowded(self, hurt: set[str], tick: AlignedTick, topology: Topology) -> set[str]:
+        """Nodes that lost their carrier with many others of their leaf: its switch, not they; the leaf is said where it is clear."""
+        if len(hurt) < 3:
+            return set()
+        leaf_of = {node: topology.attributes(node).get("leaf", "") for node in tick.nodes}
+        crowd: set[str] = set()
+        for leaf in sorted({leaf_of.get(node, "") for node in hurt} - {""}):
+            below = [node for node, where in leaf_of.items() if where == leaf]
+            struck = [node for node in below if node in hurt]
+            if len(struck) >= 3 and 4 * len(struck) > len(below):
+                crowd |= set(struck)
+                if 3 * len(struck) >= 2 * len(below) and len(below) < len(leaf_of):
+                    why = f"{len(struck)} of the {len(below)} nodes below it lost their carrier"
+                    self._support("subnet_slow", f"leaf|{leaf}", tick.at_ns, tick.at_ns, float(len(struck)), why)
+        return crowd
 
     def _suspect_probes(self, tick: AlignedTick, frame: Frame) -> None:
         settings, pairs = self.settings, self._state.pairs
@@ -240,11 +210,46 @@ class MeshLinkDetector(Detector):
         slow = pairs.slow(typical, settings.warm_ticks, settings.factor, settings.floor_ms)
         answered = pairs.known >= settings.warm_ticks
         dead = answered & pairs.dead(settings.dead_ticks)
+        known = answered & (np.isfinite(typical) | dead)
         if dead.any():
-            self._support_found("link_down", explain(pairs.keys, dead, frame.topology), tick, frame, dead, typical)
-        self._support_found("link_slow", explain(pairs.keys, slow | dead, frame.topology), tick, frame, slow, typical)
-        self._suspect_losses(tick, dead | ~answered)
-        pairs.learn(np.asarray(~(slow | dead)))
+            self._support_found(
+                "link_down", blame(self._passed(frame.topology), dead, known), tick, frame, dead, typical
+            )
+        if slow.any() or dead.any():
+            found = blame(self._passed(frame.topology), slow | dead, known)
+            self._support_found("link_slow", found, tick, frame, slow, typical)
+        self._suspect_losses(tick, frame, dead | ~answered)
+        self._suspect_shared(tick, frame, typical, slow | dead, known)
+        pairs.learn(np.asarray(~(slow | dead | self._through_blamed(frame.topology))))
+
+    def _suspect_shared(self, tick: AlignedTick, frame: Frame, typical: Array, strong: Array, known: Array) -> None:
+        """A leaf or rail through which all probes are a little slower: too little to blame a node for, clear by their number."""
+        settings, pairs = self.settings, self._state.pairs
+        raised = strong | pairs.slow(
+            typical, settings.warm_ticks, settings.subnet_factor, settings.subnet_floor_ms, z=2.5
+        )
+        said = {
+            place
+            for place, opinion in self._state.opinions.items()
+            if opinion.kind == "subnet_slow" and opinion.said_ns
+        }
+        felt = any(pace.ratio() >= settings.suffering_ratio for pace in self._state.paces.values())
+        if raised.sum() < 6 or not (felt or said):
+            return
+        found = blame(self._passed(frame.topology), raised, known, weak=True)
+        if not found.fabric:
+            self._support_subnets(found, raised, typical, tick, frame, None if felt else said)
+
+    def _through_blamed(self, topology: Topology) -> Array:
+        """Probes through a shared part that is under suspicion: what is usual there is not learnt now."""
+        places = [place.partition("|") for place in self._state.opinions]
+        names = {name for kind, _, name in places if kind in _SUBNET}
+        if not names:
+            return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
+        parts = self._passed(topology)
+        mine = np.array([name in names for name in parts.names], dtype=np.bool_)
+        mine[: len(parts.nodes)] = False
+        return np.asarray(((parts.through >= 0) & mine[parts.through]).any(axis=1))
 
     def _support_found(
         self, kind: str, found: Explanation, tick: AlignedTick, frame: Frame, bad: Array, typical: Array
@@ -259,14 +264,52 @@ class MeshLinkDetector(Detector):
                 if kind == "link_down"
                 else f"probes take {value:.1f} ms (usual {usual:.2f} ms)"
             )
+            where = f" over rail {found.rails_of[node]}" if node in found.rails_of else ""
             if self._is_felt(kind, node, value - usual, tick, frame):
-                self._support(kind, node, first_ns, tick.at_ns, value, f"{lost}, those that do not touch it are well")
-        if found.leaf:
-            why = "probes to most of its nodes suffer, those elsewhere do not"
-            self._support(kind, f"leaf:{found.leaf}", first_ns, tick.at_ns, value, why)
+                why = f"{lost}{where}, those that do not touch it are well"
+                self._support(kind, f"node|{node}", first_ns, tick.at_ns, value, why)
+        self._support_subnets(found, bad, typical, tick, frame)
         if found.fabric and any(pace.ratio() >= self.settings.fabric_job_ratio for pace in self._state.paces.values()):
             why = f"probes take {value:.1f} ms (usual {usual:.2f} ms) between all nodes"
-            self._support("fabric_slow", "fabric:", first_ns, tick.at_ns, value, why)
+            self._support("fabric_slow", _FABRIC, first_ns, tick.at_ns, value, why)
+
+    def _support_subnets(
+        self,
+        found: Explanation,
+        bad: Array,
+        typical: Array,
+        tick: AlignedTick,
+        frame: Frame,
+        only: set[str] | None = None,
+    ) -> None:
+        """A job gets used to being slow: what was said while it suffered (`only`) stands as long as the probes show it."""
+        first_ns = tick.at_ns - self.settings.window_ticks // 2 * NS_PER_S
+        for kind, names in (("leaf", found.leaves), ("rail", found.rails)):
+            for name in names:
+                place = f"{kind}|{name}"
+                if only is not None and place not in only:
+                    continue
+                mine = self._through(place, frame.topology) & bad
+                known = mine & np.isfinite(typical)
+                value = float(np.median(typical[known])) if known.any() else 0.0
+                usual = float(np.median(np.exp(self._state.pairs.log_base[mine]))) if mine.any() else 0.0
+                said = f"take {value:.2f} ms (usual {usual:.2f} ms)" if known.any() else "are lost"
+                why = f"probes of {self._hosts(mine)} nodes through it {said}, those elsewhere do not"
+                self._support("subnet_slow", place, first_ns, tick.at_ns, value, why)
+
+    def _hosts(self, rows: Array) -> int:
+        return int(np.unique(self._parts.ends[rows]).size) if self._parts is not None else 0
+
+    def _through(self, place: str, topology: Topology) -> Array:
+        """Probes that pass a place; of a node, those that go to it."""
+        kind, _, name = place.partition("|")
+        parts = self._passed(topology)
+        if kind == "node":
+            number = parts.nodes.index(name) if name in parts.nodes else -1
+            return np.asarray(parts.ends[:, 1] == number)
+        shared = len(parts.nodes)
+        number = parts.names.index(name, shared) if name in parts.names[shared:] else -2
+        return np.asarray((parts.through == number).any(axis=1))
 
     def _is_felt(self, kind: str, node: str, rise_ms: float, tick: AlignedTick, frame: Frame) -> bool:
         """Whether the node's job feels what the probes see; a node that is silent altogether is another detector's business."""
@@ -274,41 +317,45 @@ class MeshLinkDetector(Detector):
             return False
         layout = frame.topology.job_of(node)
         pace = self._state.paces.get(layout.job) if layout is not None else None
-        if pace is None or pace.steps <= 20:
+        if pace is None or not pace.learnt:
             return layout is None and (kind == "link_down" or rise_ms >= self.settings.sure_ms)
         # a clock that runs ahead must not make a standing job look busy
         newest_ns = pace.newest_ns if pace.newest_ns < tick.at_ns + 5 * NS_PER_S else 0
         stands = tick.at_ns - newest_ns >= self.settings.standing_s * NS_PER_S
         return stands or (kind == "link_slow" and pace.ratio() >= self.settings.suffering_ratio)
 
-    def _suspect_losses(self, tick: AlignedTick, left_out: Array) -> None:
-        """A node that loses single probes while the others do not, and while steps stall as they do when segments are sent again."""
+    def _suspect_losses(self, tick: AlignedTick, frame: Frame, left_out: Array) -> None:
+        """A node that loses single probes, or answers some far too late, while the others do not, and while steps stall as they do when
+        segments are sent again."""  # fmt: skip
         pairs, settings = self._state.pairs, self.settings
-        slots = pairs.recent(RING)
-        lost, sent = (
-            np.where(left_out[:, None], 0.0, pairs.lost[:, slots]),
-            np.where(left_out[:, None], 0.0, pairs.sent[:, slots]),
-        )
         stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=0)
-        if lost[:, -1].sum() == 0 or stalls < settings.stalls:
+        newest = np.where(left_out, 0.0, pairs.lost[:, pairs.cursor] + pairs.late[:, pairs.cursor])
+        if newest.sum() == 0 or stalls < settings.stalls:
             return
-        names, index = np.unique(np.array([target for _, target in pairs.keys]), return_inverse=True)
-        by_tick = np.zeros((len(names), len(slots)))
-        np.add.at(by_tick, index, lost)
-        by_tick[:, (by_tick > 0).sum(axis=0) * 2 > max(len(names), 2)] = 0.0
-        totals, probes = by_tick.sum(axis=1), np.bincount(index, weights=sent.sum(axis=1))
-        worst = int(np.argmax(totals))
-        witnesses = int((lost[index == worst].sum(axis=1) > 0).sum())
+        parts, slots = self._passed(frame.topology), pairs.recent(RING)
+        keep = ~left_out[:, None]
+        lost, sent = (pairs.lost + pairs.late)[:, slots] * keep, pairs.sent[:, slots] * keep
+        target, count, probed = parts.ends[:, 1], len(parts.nodes), int(parts.targets.sum())
+        by_tick = np.stack([np.bincount(target, weights=column, minlength=count) for column in lost.T], axis=1)
+        by_tick[:, (by_tick > 0).sum(axis=0) * 2 > max(probed, 2)] = 0.0
+        totals, probes = by_tick.sum(axis=1), np.bincount(target, weights=sent.sum(axis=1), minlength=count)
+        worst = int(np.argmax(np.where(parts.targets, totals, -1.0)))
+        witnesses = int((lost[target == worst].sum(axis=1) > 0).sum())
         enough = (by_tick[worst] > 0).sum() >= settings.losses and by_tick[worst, -1] > 0
-        if not enough or len(names) < 3 or witnesses < min(2, int((index == worst).sum() + 1) // 2):
+        if not enough or probed < 3 or witnesses < min(2, int((target == worst).sum() + 1) // 2):
             return
         others = float(totals.sum() - totals[worst])
         rate = max(pairs.usual_loss_rate(), others / max(float(probes.sum() - probes[worst]), 100.0))
-        if _at_least(int(totals[worst]), rate * float(probes[worst])) < settings.loss_risk:
+        if poisson_at_least(int(totals[worst]), rate * float(probes[worst])) < settings.loss_risk:
             first_ns = int(pairs.times[slots[int(np.argmax(by_tick[worst] > 0))]])
             why = f"{int(totals[worst])} of {int(probes[worst])} probes to it were lost, of the others {int(others)}"
             self._support(
-                "link_slow", str(names[worst]), first_ns, tick.at_ns, float(totals[worst] / probes[worst]), why
+                "link_slow",
+                f"node|{parts.nodes[worst]}",
+                first_ns,
+                tick.at_ns,
+                float(totals[worst] / probes[worst]),
+                why,
             )
 
     def _support(self, kind: str, place: str, first_ns: int, at_ns: int, value: float, why: str) -> None:
@@ -329,82 +376,102 @@ class MeshLinkDetector(Detector):
                 del self._state.opinions[place]
             elif opinion.said_ns and quiet_s > self._hold_s(opinion):
                 del self._state.opinions[place]
-                verdicts.append(self._say(opinion, tick.at_ns, clears=True))
-            elif quiet_s == 0 and self._is_ripe(opinion, tick.at_ns):
+                verdicts.append(self._say(opinion, tick.at_ns, frame.topology, clears=True))
+            elif quiet_s == 0 and self._is_ripe(opinion, tick.at_ns, frame.topology):
                 self._place_job(opinion, frame)
                 opinion.said_ns = tick.at_ns
-                verdicts.append(self._say(opinion, tick.at_ns))
+                verdicts.append(self._say(opinion, tick.at_ns, frame.topology))
         return verdicts
 
-    def _is_ripe(self, opinion: Opinion, at_ns: int) -> bool:
+    def _is_ripe(self, opinion: Opinion, at_ns: int, topology: Topology) -> bool:
         if opinion.said_ns:
             return at_ns - opinion.said_ns >= self.settings.restate_s * NS_PER_S
-        wait_s = {"link_slow": self.settings.slow_s, "fabric_slow": self.settings.fabric_s}.get(opinion.kind, 0.0)
-        return at_ns - opinion.first_ns >= wait_s * NS_PER_S and not self._hidden_by_fabric(opinion)
+        waits = {
+            "link_slow": self.settings.slow_s,
+            "subnet_slow": self.settings.subnet_s,
+            "fabric_slow": self.settings.fabric_s,
+        }
+        ripe = at_ns - opinion.first_ns >= waits.get(opinion.kind, 0.0) * NS_PER_S
+        return ripe and not self._hidden_by_shared(opinion, topology)
 
-    def _hidden_by_fabric(self, opinion: Opinion) -> bool:
-        fabric = self._state.opinions.get("fabric:")
-        return fabric is not None and opinion.kind == "link_slow" and fabric.last_ns >= opinion.last_ns - 3 * NS_PER_S
+    def _hidden_by_shared(self, opinion: Opinion, topology: Topology) -> bool:
+        """A wider picture of the last seconds explains this one."""
+        if opinion.kind not in ("link_slow", "subnet_slow"):
+            return False
+        kind, _, name = opinion.place.partition("|")
+        facts = topology.attributes(name) if kind == "node" else {}
+        wider = [o for o in self._state.opinions.values() if o.place == _FABRIC or _covers(o.place, facts)]
+        return any(other.last_ns >= opinion.last_ns - 3 * NS_PER_S for other in wider)
 
     def _hold_s(self, opinion: Opinion) -> float:
         return self.settings.hold_s if opinion.kind == "link_down" or "lost" in opinion.why else self.settings.quiet_s
 
     def _place_job(self, opinion: Opinion, frame: Frame) -> None:
-        layout = frame.topology.job_of(opinion.place)
+        kind, _, name = opinion.place.partition("|")
+        layout = frame.topology.job_of(name) if kind == "node" else None
         if layout is not None:
-            opinion.job, opinion.attempt, opinion.rank = (
-                layout.job,
-                layout.attempt,
-                min(layout.ranks_on(opinion.place), default=-1),
-            )
-        elif opinion.kind == "fabric_slow" and len(frame.topology.jobs()) == 1:
+            rank = min(layout.ranks_on(name), default=-1)
+            opinion.job, opinion.attempt, opinion.rank = layout.job, layout.attempt, rank
+        elif opinion.kind in ("fabric_slow", "subnet_slow") and len(frame.topology.jobs()) == 1:
             opinion.job, opinion.attempt = frame.topology.jobs()[0].job, frame.topology.jobs()[0].attempt
 
-    def _say(self, opinion: Opinion, at_ns: int, clears: bool = False) -> Verdict:
+    def _say(self, opinion: Opinion, at_ns: int, topology: Topology, clears: bool = False) -> Verdict:
         entity, name = _entity(opinion.place)
         text = f"{name} is well again" if clears else f"{name}: {opinion.why}"
         return self.verdict(
             kind=opinion.kind, entity=entity, window=(min(opinion.first_ns, at_ns), at_ns), onset_at_ns=opinion.first_ns, job=opinion.job,
             attempt=opinion.attempt, rank=opinion.rank, score=opinion.value, value=opinion.value,
-            confidence=0.96 if opinion.kind == "link_down" else 0.9, text=text, clears=clears, evidence=self._evidence(opinion),
+            confidence=0.96 if opinion.kind == "link_down" else 0.9, text=text, clears=clears, evidence=self._evidence(opinion, topology),
         )  # fmt: skip
 
-    def _evidence(self, opinion: Opinion) -> tuple[Evidence, ...]:
+    def _evidence(self, opinion: Opinion, topology: Topology) -> tuple[Evidence, ...]:
         pairs = self._state.pairs
-        slots = pairs.recent(20)
+        if not pairs.keys:
+            return self._port_evidence(opinion)
+        slots, mine = pairs.recent(20), self._through(opinion.place, topology)
         times = [int(at) for at in pairs.times[slots]]
+        name = opinion.place.partition("|")[2] or "all nodes"
         found = []
-        for label, mine in (("to", True), ("between others, not", False)):
-            rows = np.array([(target == opinion.place) is mine for _, target in pairs.keys], dtype=np.bool_)
-            if not rows.any():
-                continue
-            middle = median_of_known(pairs.rtt_ms[rows][:, slots])
-            note = f"lost {int(pairs.lost[rows][:, slots].sum())} of {int(pairs.sent[rows][:, slots].sum())} probes"
-            found.append(
-                series_evidence(f"probe round trip {label} {opinion.place}", "ms", times, middle.tolist(), note=note)
-            )
-        ports = [
-            (key, port)
-            for key, port in self._state.carriers.items()
-            if key.startswith(f"{opinion.place}/") and port.drops_ns
+        for label, rows in (
+            ("to" if opinion.place.startswith("node|") else "through", mine),
+            ("between others, not", ~mine),
+        ):
+            if rows.any():
+                middle = median_of_known(pairs.rtt_ms[rows][:, slots])
+                note = f"lost {int(pairs.lost[rows][:, slots].sum())} of {int(pairs.sent[rows][:, slots].sum())} probes"
+                found.append(
+                    series_evidence(f"probe round trip {label} {name}", "ms", times, middle.tolist(), note=note)
+                )
+        return (*found, *self._port_evidence(opinion))
+
+    def _port_evidence(self, opinion: Opinion) -> tuple[Evidence, ...]:
+        ports = self._state.ports
+        mine = [
+            (ports.keys[row], drops)
+            for row, drops in ports.drops_ns.items()
+            if f"node|{ports.keys[row][0]}" == opinion.place
         ]
-        found += [
-            series_evidence(f"carrier lost on {key}", "event", port.drops_ns, [1.0] * len(port.drops_ns))
-            for key, port in ports
-        ]
-        return tuple(found)
+        return tuple(
+            series_evidence(f"carrier lost on {node}/{device}", "event", drops, [1.0] * len(drops))
+            for (node, device), drops in sorted(mine)
+        )
+
+
+def _covers(place: str, facts: dict[str, str]) -> bool:
+    """Whether a leaf, a leaf's switch of one rail, or a rail is one that a node with these attributes hangs at."""
+    kind, _, name = place.partition("|")
+    leaf = facts.get("leaf", "")
+    if kind == "leaf":
+        return bool(leaf) and (name == leaf or name.startswith(f"{leaf}/"))
+    return kind == "rail" and (
+        name in (facts.get("rail"), f"rail{facts.get('rail')}") or bool(facts.get("probe_rails"))
+    )
 
 
 def _entity(place: str) -> tuple[Entity, str]:
-    kind, _, name = place.partition(":")
-    if kind == "fabric" and place.endswith(":"):
-        return Entity(EntityKind.FABRIC, "fabric"), "the fabric"
-    if kind == "leaf" and name:
-        return Entity(EntityKind.LEAF, name), f"leaf {name}"
-    return Entity(EntityKind.NODE, place, place), f"the link of {place}"
-
-
-def _at_least(count: int, mean: float) -> float:
-    """Poisson probability of `count` or more."""
-    below = sum(math.exp(-mean + k * math.log(max(mean, 1e-12)) - math.lgamma(k + 1)) for k in range(count))
-    return max(0.0, 1.0 - below)
+    kind, _, name = place.partition("|")
+    if kind == "node":
+        return Entity(EntityKind.NODE, name, name), f"the link of {name}"
+    if kind in _SUBNET:
+        return Entity(EntityKind(kind), name), name if name.startswith(kind) else f"{kind} {name}"
+    return Entity(EntityKind.FABRIC, "fabric"), "the fabric"

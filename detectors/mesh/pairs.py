@@ -15,6 +15,8 @@ RING = 32
 """Ticks kept per pair."""
 _SCALE_FLOOR = 0.15
 _FORGETTING = 0.02
+_LATE_MS, _LATE_FACTOR = 180.0, 20.0
+"""A round trip as long as the shortest time-out after which a segment is sent again, and far beyond the usual."""
 _FORGET_PAIR_TICKS = 600
 
 
@@ -25,7 +27,9 @@ def _ring(pairs: int) -> Array:
 class Pairs(msgspec.Struct):
     """Rings over the last ticks, pairs × `RING`; slot `cursor` is the newest tick.
 
-    `log_base` and `log_scale` are each pair's usual round trip, learnt in logarithms with forgetting; `known` counts samples.
+    `log_base` and `log_scale` are each pair's usual round trip, learnt in logarithms with forgetting; `known` counts samples. `silent`
+    counts the newest probed ticks without any answer; `idle` the ticks since a pair was probed. `late` marks ticks whose longest round
+    trip was of another order than the median: what a queue or a retransmission does, and a median hides.
     """
 
     keys: list[tuple[str, str]] = []
@@ -34,10 +38,12 @@ class Pairs(msgspec.Struct):
     rtt_ms: Array = msgspec.field(default_factory=lambda: _ring(0))
     sent: Array = msgspec.field(default_factory=lambda: _ring(0))
     lost: Array = msgspec.field(default_factory=lambda: _ring(0))
+    late: Array = msgspec.field(default_factory=lambda: _ring(0))
     log_base: Array = msgspec.field(default_factory=lambda: nan_array(0))
     log_scale: Array = msgspec.field(default_factory=lambda: nan_array(0))
     known: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     idle: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    silent: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     loss_rate: float = 0.0
     probes_seen: float = 0.0
 
@@ -47,12 +53,17 @@ class Pairs(msgspec.Struct):
         index = self._rows(matrix.entities)
         self.cursor = (self.cursor + 1) % RING
         self.times[self.cursor] = at_ns
-        self.rtt_ms[:, self.cursor], self.sent[:, self.cursor], self.lost[:, self.cursor] = np.nan, 0.0, 0.0
-        sent, lost = np.nan_to_num(matrix.column("sent_count")), np.nan_to_num(matrix.column("lost_count"))
+        self.rtt_ms[:, self.cursor] = np.nan
+        self.sent[:, self.cursor], self.lost[:, self.cursor], self.late[:, self.cursor] = 0.0, 0.0, 0.0
+        lost = np.nan_to_num(matrix.column("lost_count"))
+        sent = np.maximum(np.nan_to_num(matrix.column("sent_count")), lost)
         self.rtt_ms[index, self.cursor] = matrix.column("rtt_ms")
-        self.sent[index, self.cursor], self.lost[index, self.cursor] = np.maximum(sent, lost), lost
+        self.sent[index, self.cursor], self.lost[index, self.cursor] = sent, lost
+        self.late[index, self.cursor] = self._is_late(index, matrix)
         self.idle += 1
         self.idle[index] = 0
+        probed = index[sent > 0]
+        self.silent[probed] = np.where((lost >= sent)[sent > 0], self.silent[probed] + 1, 0)
 
     def recent(self, ticks: int) -> Array:
         """Slots of the newest `ticks` ticks, oldest first."""
@@ -60,26 +71,26 @@ class Pairs(msgspec.Struct):
 
     def typical_rtt(self, ticks: int, least: int) -> Array:
         """Median round trip over the newest ticks; NaN with fewer than `least` answers."""
-        window = self.rtt_ms[:, self.recent(ticks)]
-        enough = np.isfinite(window).sum(axis=1) >= least
-        return np.where(enough, median_of_known(window.T), np.nan)
+        window = self.rtt_ms[:, self.recent(ticks)].T
+        enough = np.isfinite(window).sum(axis=0) >= least
+        return np.where(enough, median_of_known(np.ascontiguousarray(window)), np.nan)
 
-    def slow(self, typical: Array, least_known: int, factor: float, floor_ms: float) -> Array:
-        """Pairs far above their own usual round trip, by factor, by scale and by an amount that can hurt."""
-        base = np.exp(self.log_base)
+    def rise(self, typical: Array) -> tuple[Array, Array]:
+        """How far round trips are above each pair's own usual one: in its scales, and in milliseconds; NaN where nothing is known."""
         with np.errstate(invalid="ignore", divide="ignore"):
             z = (np.log(np.maximum(typical, 1e-6)) - self.log_base) / np.maximum(self.log_scale, _SCALE_FLOOR)
-            far = (z > 4.0) & (typical > factor * base) & (typical - base > floor_ms)
+        return np.asarray(z), np.asarray(typical - np.exp(self.log_base))
+
+    def slow(self, typical: Array, least_known: int, factor: float, floor_ms: float, z: float = 4.0) -> Array:
+        """Pairs far above their own usual round trip, by factor, by scale and by an amount that can hurt."""
+        scales, more_ms = self.rise(typical)
+        with np.errstate(invalid="ignore"):
+            far = (scales > z) & (typical > factor * (typical - more_ms)) & (more_ms > floor_ms)
         return np.asarray((self.known >= least_known) & far)
 
     def dead(self, ticks: int) -> Array:
         """Pairs whose probes of the newest `ticks` ticks (in which they were probed) were all lost, at least one in each."""
-        sent, lost = self.sent[:, self.recent(RING)], self.lost[:, self.recent(RING)]
-        probed = sent > 0
-        position = np.cumsum(probed[:, ::-1], axis=1)[:, ::-1]
-        newest = probed & (position <= ticks)
-        silent = (newest.sum(axis=1) >= ticks) & ((lost >= sent) | ~newest).all(axis=1)
-        return np.asarray(silent & (self.idle < 2 * ticks + 2))
+        return np.asarray((self.silent >= ticks) & (self.idle < 2 * ticks + 2))
 
     def learn(self, healthy: Array) -> None:
         """Move the usual round trips of `healthy` pairs towards the newest tick; innovations are clipped."""
@@ -106,7 +117,15 @@ class Pairs(msgspec.Struct):
         """Share of probes that the mesh usually loses, never quite zero."""
         return (self.loss_rate * self.probes_seen + 0.5) / (self.probes_seen + 1.0)
 
+    def _is_late(self, index: Array, matrix: FamilyMatrix) -> Array:
+        usual = np.exp(self.log_base[index])
+        with np.errstate(invalid="ignore"):
+            long = (matrix.column("rtt_max_ms") >= _LATE_MS) & (matrix.column("rtt_max_ms") >= _LATE_FACTOR * usual)
+            return np.asarray(long & (matrix.column("rtt_ms") < 3.0 * usual) & (self.known[index] > 0))
+
     def _rows(self, entities: Sequence[tuple[str, str]]) -> Array:
+        if len(entities) == len(self.keys) and list(entities) == self.keys:
+            return np.arange(len(entities))
         index = {key: number for number, key in enumerate(self.keys)}
         new = [key for key in entities if key not in index]
         if new:
@@ -118,15 +137,21 @@ class Pairs(msgspec.Struct):
         count = len(new)
         self.keys = [*self.keys, *new]
         self.rtt_ms = np.vstack([self.rtt_ms, _ring(count) + np.float32(np.nan)])
-        self.sent, self.lost = (np.vstack([old, _ring(count)]) for old in (self.sent, self.lost))
+        self.sent, self.lost, self.late = (np.vstack([old, _ring(count)]) for old in (self.sent, self.lost, self.late))
         self.log_base, self.log_scale = (np.append(old, np.zeros(count)) for old in (self.log_base, self.log_scale))
-        self.known, self.idle = (np.append(old, np.zeros(count, dtype=np.int64)) for old in (self.known, self.idle))
+        zeros = np.zeros(count, dtype=np.int64)
+        self.known, self.idle, self.silent = (np.append(old, zeros) for old in (self.known, self.idle, self.silent))
 
     def _forget(self) -> None:
         keep = self.idle <= _FORGET_PAIR_TICKS
         if keep.all():
             return
         self.keys = [key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept]
-        self.rtt_ms, self.sent, self.lost = self.rtt_ms[keep], self.sent[keep], self.lost[keep]
+        self.rtt_ms, self.sent, self.lost, self.late = (
+            self.rtt_ms[keep],
+            self.sent[keep],
+            self.lost[keep],
+            self.late[keep],
+        )
         self.log_base, self.log_scale = self.log_base[keep], self.log_scale[keep]
-        self.known, self.idle = self.known[keep], self.idle[keep]
+        self.known, self.idle, self.silent = self.known[keep], self.idle[keep], self.silent[keep]

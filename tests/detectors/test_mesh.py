@@ -100,7 +100,7 @@ def test_leaf_is_named_when_most_of_its_nodes_suffer() -> None:
         return Scene(rtt_ms=slow, network_ms=300.0 if slow else 0.0, leaves=leaves)
 
     verdicts = said(script, nodes=12)
-    assert spoken(verdicts) == [("link_slow", "leaf1")]
+    assert spoken(verdicts) == [("subnet_slow", "leaf1")]
     assert verdicts[0].entity.kind is EntityKind.LEAF
 
 

@@ -1,0 +1,89 @@
+"""How fast each job goes, compared with itself: what tells a fault that hurts from one that only probes see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from trainwarden.clock import NS_PER_MS, NS_PER_S
+from trainwarden.records import StepReport, StepRow
+from trainwarden.topology import Topology
+
+_KEPT_STEPS = 400
+_LEARNT = 20
+
+
+@dataclass(frozen=True)
+class PaceLimits:
+    """A step stalls when it is longer than usual by `stall_ms`; stalls are counted over `stall_window_s`. A job `suffers` at
+    `suffering_ratio` times its usual step time, which is then no longer learnt from."""  # fmt: skip
+
+    suffering_ratio: float
+    stall_ms: float
+    stall_window_s: float
+
+
+class Pace(msgspec.Struct):
+    """A job's usual step time, and its newest ones."""
+
+    usual_ms: float = 0.0
+    steps: int = 0
+    newest_ms: list[float] = []
+    newest_step: int = -1
+    newest_ns: int = 0
+    stalls_ns: list[int] = []
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the usual step time is known."""
+        return self.steps > _LEARNT
+
+    def ratio(self) -> float:
+        """Newest over usual."""
+        return float(np.median(self.newest_ms)) / self.usual_ms if self.learnt and self.newest_ms else 0.0
+
+    def take(self, rows: list[StepRow], limits: PaceLimits) -> None:
+        """Steps not seen before: in a synchronous job all ranks take equally long, so whoever reports first is believed."""
+        plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
+        self.newest_step = max((row.step for row in rows), default=self.newest_step)
+        ends = (row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain)
+        self.newest_ns = max(ends, default=self.newest_ns)
+        self.newest_ms = [*self.newest_ms, *(row.duration_ms for row in plain)][-8:]
+        usual_now = not self.learnt or self.ratio() < limits.suffering_ratio
+        for row in plain:
+            self._learn(row, usual_now, limits.stall_ms)
+
+    def _learn(self, row: StepRow, usual_now: bool, stall_ms: float) -> None:
+        learnt = self.learnt
+        if learnt and row.duration_ms > self.usual_ms + stall_ms:
+            self.stalls_ns.append(row.started_at_ns)
+        if usual_now:
+            bounded = min(row.duration_ms, 2.0 * self.usual_ms) if learnt else row.duration_ms
+            self.usual_ms += max(1.0 / (self.steps + 1), 1.0 / _KEPT_STEPS) * (bounded - self.usual_ms)
+        self.steps += 1
+
+
+def follow(
+    paces: dict[str, Pace], reports: Iterable[StepReport], topology: Topology, limits: PaceLimits
+) -> dict[str, Pace]:
+    """Paces after `reports`; of jobs that neither run nor report, none are kept."""
+    running = {layout.job for layout in topology.jobs()}
+    newest_ns: dict[str, int] = {}
+    for report in reports:
+        running.add(report.job)
+        newest_ns[report.job] = max(report.observed_at_ns, newest_ns.get(report.job, 0))
+        pace = paces.setdefault(report.job, Pace())
+        last = report.rows[-1].step if report.rows else pace.newest_step
+        if pace.newest_step - 100 <= last <= pace.newest_step:
+            continue
+        if last < pace.newest_step:
+            pace.newest_step = -1
+        pace.take([row for row in report.rows if row.step > pace.newest_step], limits)
+    for job, at_ns in newest_ns.items():
+        horizon_ns = at_ns - int(limits.stall_window_s * NS_PER_S)
+        paces[job].stalls_ns = [at for at in paces[job].stalls_ns if at >= horizon_ns][-256:]
+    return {job: pace for job, pace in paces.items() if job in running}
