@@ -21,7 +21,7 @@ from actions.ledger import LeaseLost, LedgerError, Row, step_row
 from actions.rails.base import Rail, Refusal, first_refusal
 from actions.verify import Verification, verify
 from actions.watch import Watch
-from actions.world import JobState, World, isolated_by, restarts
+from actions.world import JobState, NodeState, World, isolated_by, restarts
 from trainwarden.clock import Clock
 from trainwarden.errors import TrainwardenError
 from trainwarden.records import ActionStatus, Plan, PlanStep, Verb
@@ -113,8 +113,8 @@ class Executor:
 
     def _read_again(self, plan: Plan) -> None:
         """Before the first effect the world is read anew and every rail is asked once more."""
-        self._watch.refresh()
-        if self._written(plan):
+        cluster = self._watch.refresh()
+        if any(_took_effect(row, cluster) for rows in self._written(plan).values() for row in rows):
             return
         refusal = first_refusal(self._rails, plan, self._world_of(plan))
         if refusal is not None:
@@ -333,6 +333,19 @@ class Executor:
             if row.verb:
                 found.setdefault(row.key, []).append(row)
         return found
+
+
+def _took_effect(row: Row, cluster: Mapping[str, NodeState]) -> bool:
+    """Whether the row stands for something done to the job, as far as anybody knows.
+
+    A save changes nothing, and an order to isolate that was begun may never have left the service that began it.
+    """
+    if row.verb == Verb.SAVE.value:
+        return False
+    if row.verb != Verb.ISOLATE.value or row.status is not ActionStatus.STARTED:
+        return True
+    state = cluster.get(row.target)
+    return state is None or not state.reachable or state.excluded
 
 
 def _round_of(step: PlanStep, number: int) -> PlanStep:

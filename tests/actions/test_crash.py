@@ -207,13 +207,14 @@ def test_a_leader_that_skips_its_own_check_is_refused_by_the_wardens(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_plan_that_was_begun_long_ago_is_not_begun_again(tmp_path: Path) -> None:
-    """Killed before the first effect and started again only after the plan has expired."""
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_a_plan_that_was_begun_long_ago_is_not_begun_again(tmp_path: Path, rows: int) -> None:
+    """Killed before the first effect (a save is none) and started again only after the plan has expired."""
     with rig(tmp_path) as made:
         write_files(made)
         path = made.directory / "config.toml"
-        path.write_text(path.read_text().replace("verify_s = 5", "verify_s = 5\nplan_ttl_s = 0.5"))
-        with process(made, die_after_rows=1) as first:
+        path.write_text(path.read_text().replace("verify_s = 5", "verify_s = 5\nplan_ttl_s = 3"))
+        with process(made, die_after_rows=rows) as first:
             assert first.wait(60) == -signal.SIGKILL
         ledger = Ledger(made.directory / "ledger.sqlite", SystemClock())
         expires_ns = ledger.open_plans()[0].plan.expires_at_ns
