@@ -95,22 +95,24 @@ class WardenClient:
         return value
 
     def command(self, command: Command, timeout_s: float) -> Answer:
-        """Send until something answers, at most `ATTEMPTS` times.
+        """Send until something answers, at most `ATTEMPTS` times and `timeout_s` in all.
 
         Raises
         ------
         Unreachable
             When nothing answered; the command may have taken effect all the same.
         """
-        last: Unreachable | None = None
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                self.clock.sleep(RETRY_PAUSE_S)
+        until_ns = self.clock.monotonic_ns() + int(timeout_s * NS_PER_S)
+        left_s, attempt = timeout_s, 1
+        while True:
             try:
-                return self._send(command, timeout_s)
-            except Unreachable as error:
-                last = error
-        raise last or Unreachable(f"{self.node}: never asked")
+                return self._send(command, left_s)
+            except Unreachable:
+                left_s = (until_ns - self.clock.monotonic_ns()) / NS_PER_S - RETRY_PAUSE_S
+                if attempt == ATTEMPTS or left_s <= 0:
+                    raise
+            attempt += 1
+            self.clock.sleep(RETRY_PAUSE_S)
 
     def _send(self, command: Command, timeout_s: float) -> Answer:
         body = self.body(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from actions.backends.base import Backend, Order, Outcome
 from actions.backends.client import Answer, Command, Unreachable, WardenClient, address_of
 from actions.world import JobState, NodeState
 from trainwarden.clock import NS_PER_MS, Clock
-from trainwarden.errors import ConfigError, UnavailableError
+from trainwarden.errors import ConfigError, UnavailableError, UsageError
 from trainwarden.records import Verb
 from trainwarden.settings import option
 
@@ -27,6 +28,8 @@ COMMIT_REACH_MS = 150.0
 MAX_MARGIN_STEPS = 50
 SAVE_ATTEMPTS = 2
 MAX_THREADS = 64
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names come from the topology: one with other characters could lead a command to another host or port."""
 _CANNOT = {
     Verb.REBALANCE: "the wardens of this version cannot change the shares of ranks",
     Verb.REROUTE: "the wardens of this version cannot move traffic to another link",
@@ -67,6 +70,8 @@ class WardenBackend(Backend):
     def learn(self, nodes: tuple[str, ...]) -> None:
         for node in nodes:
             if node not in self._clients and self.settings.url_template:
+                if not _HOST_NAME.fullmatch(node):
+                    raise UsageError(f"node {node!r} is no host name: no address is made of it by url_template")
                 self._add(node, self.settings.url_template.replace("{node}", node))
 
     def can(self, verb: Verb) -> str:

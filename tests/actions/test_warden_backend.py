@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from actions.backends.warden import WardenBackend, WardenSettings, parse_status,
 from tests.actions.builders import NODES
 from tests.actions.fake_warden import SECRET, FakeWarden, serve
 from trainwarden.clock import SystemClock
-from trainwarden.errors import ConfigError, UnavailableError
+from trainwarden.errors import ConfigError, UnavailableError, UsageError
 from trainwarden.records import Verb
 
 CLOCK = SystemClock()
@@ -243,3 +244,34 @@ def test_every_sending_has_its_own_nonce_and_expiry() -> None:
     assert one["nonce"] != two["nonce"]
     assert one["id"] == two["id"]
     assert one["expires_at_ns"] - one["issued_at_ns"] == 15_000_000_000
+
+
+def test_a_warden_that_accepts_and_never_answers_costs_the_time_given_once(tmp_path: Path) -> None:
+    stuck = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{stuck.getsockname()[1]}"
+    with stuck, cluster(tmp_path, n1=address) as (backend, _):
+        stuck.setblocking(False)
+        drain(stuck)
+        assert backend.isolate(ORDER, "n1").status == "pending"
+        assert drain(stuck) == 1, "answer_timeout_ms is for the whole answer, not for each attempt"
+
+
+def drain(server: socket.socket) -> int:
+    """Connections that wait."""
+    count = 0
+    while True:
+        try:
+            server.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize("name", ["a/b", "me@host", "h:22#", "a b", "", "?x", "[::1]"])
+def test_a_name_that_would_change_the_address_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    backend = WardenBackend(WardenSettings({}, "http://{node}:9470", tmp_path / "secret"), CLOCK)
+    with pytest.raises(UsageError, match="is no host name"):
+        backend.learn((name,))
+    assert backend.cluster() == {}
+    backend.close()
