@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,9 +206,8 @@ class ActionService:
 
     def _take_over(self) -> None:
         """Tell the wardens who leads now, so that a paused predecessor is refused, then look at what it left."""
-        self.watch.refresh()
         order = Order(f"lead.{self.ledger.fence}.{self._holder.pid}", "", self.ledger.fence, "a new leader")
-        kept = self.backend.announce(order)
+        kept = self._announce(order)
         higher = {node: fence for node, fence in kept.items() if fence > self.ledger.fence}
         if higher:
             node, fence = max(higher.items(), key=lambda item: item[1])
@@ -217,6 +217,19 @@ class ActionService:
             )  # fmt: skip
         self.journal.resend()
         self.fences.load()
+
+    def _announce(self, order: Order) -> dict[str, int]:
+        """Wardens that are slow to answer must not cost the lease that they are told of: it is renewed meanwhile."""
+
+        def tell() -> dict[str, int]:
+            self.watch.refresh()
+            return self.backend.announce(order)
+
+        with ThreadPoolExecutor(1, "actions-announce") as pool:
+            telling = pool.submit(tell)
+            while not wait([telling], self._lease_s / 4).done:
+                self.ledger.renew_lease()
+            return telling.result()
 
     def _main_loop(self) -> None:
         housekeeping_ns = 0
@@ -247,8 +260,7 @@ class ActionService:
         elif isinstance(record, PolicyChange) and message.topic == POLICY.name:
             self._take_policy(record, message)
         elif isinstance(record, TopologyEvent) and message.topic == TOPOLOGY.name:
-            kind, _, name = record.entity.partition(":")
-            self.backend.learn((name,) if kind == "node" and not record.removed else ())
+            self._take_topology(record, message)
         elif record is None:
             self.metrics.count("tw_dead_letters_total", topic=message.topic)
         else:
@@ -259,6 +271,13 @@ class ActionService:
             self._bury(message, f"incident {incident.incident_id!r} of job {incident.job!r}: both must have a name")
         elif self.desk.learn(incident):
             self._pending[incident.incident_id] = (incident, message)
+
+    def _take_topology(self, event: TopologyEvent, message: Message) -> None:
+        kind, _, name = event.entity.partition(":")
+        try:
+            self.backend.learn((name,) if kind == "node" and not event.removed else ())
+        except UsageError as error:
+            self._bury(message, str(error))
 
     def _take_policy(self, change: PolicyChange, message: Message) -> None:
         if change.key == "mode":
@@ -288,6 +307,12 @@ class ActionService:
                 self._tell_held(incident, error)
                 self._pending.setdefault(incident.incident_id, (incident, message))
                 self._stop.wait(STANDBY_S)
+            except TrainwardenError as error:
+                LOG.error("incident %s is decided later: %s", incident.incident_id, error)
+                self._pending.setdefault(incident.incident_id, (incident, message))
+            except Exception as error:
+                LOG.exception("incident %s cannot be decided", incident.incident_id)
+                self._bury(message, f"the decision failed on it: {error!r}")
 
     def _tell_held(self, incident: Incident, error: LedgerError) -> None:
         row = Row(

@@ -8,26 +8,30 @@ from typing import Any
 
 import pytest
 
+from actions.backends.base import Order
+from actions.backends.warden import WardenBackend
 from actions.http import TOKEN_HEADER, load_token
 from actions.operator import OperatorClient
 from actions.service import ActionService, make_parts
 from tests.actions.builders import NODES
 from tests.actions.fake_warden import FakeWarden
-from tests.actions.harness import Rig, rig, wait_for
+from tests.actions.harness import LEASE_S, Rig, rig, wait_for
 from trainwarden.clock import SystemClock
-from trainwarden.errors import UnavailableError, UsageError
+from trainwarden.errors import BusError, UnavailableError, UsageError
 from trainwarden.records import (
     ActionStatus,
     Entity,
     EntityKind,
+    Incident,
     IncidentStatus,
     LogEvent,
     Mode,
     PolicyChange,
     Reach,
+    TopologyEvent,
     encode,
 )  # fmt: skip
-from trainwarden.topics import INCIDENTS, POLICY
+from trainwarden.topics import INCIDENTS, POLICY, TOPOLOGY
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -584,3 +588,57 @@ def test_a_decision_takes_milliseconds(rig4: Rig) -> None:
     rig4.report(kind="rank_killed")
     wait_for("the decision", lambda: rig4.read() and rig4.plans)
     wait_for("the decision to be measured", lambda: service.metrics.value("tw_decision_ms_count") == 1)
+
+
+def test_wardens_that_are_slow_to_hear_of_a_new_leader_do_not_cost_it_the_lease(
+    rig4: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = WardenBackend.announce
+
+    def slow(backend: WardenBackend, order: Order) -> dict[str, int]:
+        time.sleep(2 * LEASE_S)
+        return plain(backend, order)
+
+    monkeypatch.setattr(WardenBackend, "announce", slow)
+    services = [rig4.start(name, wait=False) for name in ("one", "two")]
+    wait_for("a leader", lambda: any(service.leading for service in services))
+    assert sorted(service.ledger.fence for service in services) == [0, 1], "the other one took the lease meanwhile"
+
+
+def test_a_node_whose_name_makes_no_address_is_a_dead_letter_and_the_next_one_is_learnt(rig4: Rig) -> None:
+    for name in ("evil@127.0.0.1:1#", "a/b", "n9"):
+        event = TopologyEvent(entity=f"node:{name}")
+        rig4.publisher.publish(TOPOLOGY.name, name.encode(), encode(event))
+    config = rig4.config()
+    config.plugins["backends"]["warden"]["url_template"] = "http://{node}:9470"
+    service = ActionService(make_parts(config, SystemClock()), None, "one", LEASE_S, catch_up_s=0.05)
+    rig4.services.append(service)
+    for message in service._subscriber.poll(0.0):
+        service._take(message)
+    assert sorted(service.watch.refresh()) == [*NODES, "n9"]
+    assert len(rig4.read_dead()) == 2
+    assert "evil@127.0.0.1:1#" in rig4.dead[0].reason
+
+
+def test_an_incident_that_breaks_the_decision_does_not_take_others_along(rig4: Rig) -> None:
+    service = ActionService(make_parts(rig4.config(), SystemClock()), None, "one", LEASE_S, catch_up_s=0.05)
+    rig4.services.append(service)
+    asked: list[str] = []
+
+    def consider(incident: Incident) -> None:
+        asked.append(incident.incident_id)
+        if incident.incident_id == "i1":
+            raise KeyError("nobody thought of this")
+        if incident.incident_id == "i2":
+            raise BusError("the broker is away")
+
+    service.desk.consider = consider  # type: ignore[method-assign]
+    for name in ("i1", "i2", "i3"):
+        rig4.report(incident_id=name)
+    for message in service._subscriber.poll(0.0):
+        service._take(message)
+    service._decide_pending()
+    assert asked == ["i1", "i2", "i3"]
+    (letter,) = rig4.read_dead()
+    assert "nobody thought of this" in letter.reason
+    assert list(service._pending) == ["i2"], "what may pass is asked again"
