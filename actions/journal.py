@@ -58,12 +58,15 @@ class Journal:
     def resend(self) -> None:
         """Publish what was never known to be delivered, for instance after a crash."""
         plans: set[str] = set()
-        for row in self.ledger.rows_after(self.ledger.marked(_PUBLISHED)):
-            stored = self.ledger.plan(row.plan_id) if row.plan_id not in plans else None
-            if stored is not None:
-                plans.add(row.plan_id)
-                self._send_plan(stored.plan)
-            self._send(row)
+        position = self.ledger.marked(_PUBLISHED)
+        while rows := self.ledger.rows_after(position):
+            for row in rows:
+                stored = self.ledger.plan(row.plan_id) if row.plan_id not in plans else None
+                if stored is not None:
+                    plans.add(row.plan_id)
+                    self._send_plan(stored.plan)
+                self._send(row)
+            position = rows[-1].seq
 
     def settle(self, timeout_s: float) -> None:
         """Wait for delivery and remember how far it got; undelivered rows are sent again."""
@@ -83,10 +86,11 @@ class Journal:
         self._publisher.publish(ACTIONS.name, plan.incident_id.encode(), encode(plan))
 
     def _send(self, row: Row) -> None:
-        with self._lock:
-            self._newest_seq = max(self._newest_seq, row.seq)
         self._metrics.count("tw_actions_total", verb=row.verb or "plan", status=row.status.value)
         self._publish(row)
+        # in this order: another thread that settles in between must not take an unpublished row for delivered
+        with self._lock:
+            self._newest_seq = max(self._newest_seq, row.seq)
 
     def _publish(self, row: Row) -> None:
         record = result_of(row, self._cluster, row.at_ns or self._clock.now_ns(), str(self.ledger.path))
