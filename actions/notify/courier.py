@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import logging
 import random
+import traceback
 from collections.abc import Callable
 
 from actions.notify.base import Judgement, Notifier, Reply
@@ -64,6 +65,8 @@ class Courier:
         except (OSError, http.client.HTTPException) as error:
             # the text of some of these holds the url: the kind is enough
             return Judgement(delivered=False, retry=True, reason=f"{type(error).__name__}{_errno(error)}")
+        except Exception as error:  # noqa: BLE001 - a notice that nobody can send is given up in its time, like any other
+            return Judgement(delivered=False, retry=True, reason=f"{type(error).__name__} at {_place(error)}")
         judged = self.notifier.judge(reply)
         if judged.delivered or not reply.body:
             return judged
@@ -114,6 +117,12 @@ def shown(reply: Reply) -> str:
     text = reply.body[: SHOWN_CHARACTERS * 4].decode(errors="replace")
     printable = "".join(character if character.isprintable() else " " for character in text)
     return printable[:SHOWN_CHARACTERS]
+
+
+def _place(error: BaseException) -> str:
+    """Where it happened; not what it says, which may hold the url."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
 def _errno(error: BaseException) -> str:

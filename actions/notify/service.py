@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -16,6 +18,7 @@ from actions.notify.decide import OVER, cause_of_revision, culprits_of, is_resul
 from actions.notify.outbox import Outbox, Told, Waiting
 from actions.notify.sender import HttpSender, Sender
 from trainwarden.bus import Bus, Message, connect, decode_or_dead
+from trainwarden.bus.dead import bury
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import BusError, ConfigError, TrainwardenError
@@ -74,13 +77,15 @@ class NotifyService:
             self.close()
             return
         self.outbox.prune(self._clock.now_ns())
-        threads = [threading.Thread(target=self._deliver, args=(courier, stop), name=f"notify-{courier.notifier.receiver}", daemon=True)
+        ending = threading.Event()
+        threads = [threading.Thread(target=self._deliver, args=(courier, ending), name=f"notify-{courier.notifier.receiver}", daemon=True)
                    for courier in self.couriers]  # fmt: skip
         for thread in threads:
             thread.start()
         try:
             self._listen(stop)
         finally:
+            ending.set()
             for thread in threads:
                 thread.join()
             self.close()
@@ -92,14 +97,26 @@ class NotifyService:
 
     def take(self, messages: Sequence[Message]) -> None:
         """Decide over messages of the bus; what is to be told is durable when this returns."""
-        records = [self._decode(message) for message in messages]
+        records = [(message, self._decode(message)) for message in messages]
         # plans and results first: a first notice then says at once what was done about it
-        for record in records:
+        for message, record in records:
             if isinstance(record, Plan | ActionResult):
-                self._take_history(record)
-        for record in records:
+                self._take_one(message, partial(self._take_history, record))
+        for message, record in records:
             if isinstance(record, Incident):
-                self._take_incident(record)
+                self._take_one(message, partial(self._take_incident, record))
+
+    def _take_one(self, message: Message, take: Callable[[], None]) -> None:
+        """What no notice can be made of is put aside; an outbox that cannot be written is the caller's business."""
+        try:
+            take()
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            LOG.exception("%s offset %d: no notice can be made of it", message.place, message.offset)
+            self._metrics.count("tw_dead_letters_total", topic=message.topic)
+            reason = f"no notice can be made of it: {error!r}"
+            bury(message, reason, self._publisher, self._config.cluster, self._clock)
 
     def repeat(self) -> None:
         """Tell again what fires and was told long ago."""
@@ -169,15 +186,26 @@ class NotifyService:
             while not stop.is_set():
                 try:
                     messages = subscriber.poll(POLL_S)
-                    self.take(messages)
-                    if messages:
+                    if self._taken(messages, stop) and messages:
                         subscriber.commit()
-                except BusError as error:
+                    self.repeat()
+                except (BusError, sqlite3.Error) as error:
                     LOG.warning("%s", error)
                     stop.wait(STANDBY_S)
-                self.repeat()
         finally:
             subscriber.close()
+
+    def _taken(self, messages: Sequence[Message], stop: threading.Event) -> bool:
+        """Whether the outbox has them; tried until it has or the service ends, since they are not read again before its next start."""
+        while True:
+            try:
+                self.take(messages)
+            except sqlite3.Error as error:
+                LOG.error("notices wait: outbox %s: %s; free space on its disk", self.outbox.path, error)
+                if stop.wait(STANDBY_S):
+                    return False
+            else:
+                return True
 
     def _deliver(self, courier: Courier, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -244,6 +272,9 @@ def run(config: Config, stop: threading.Event, clock: Clock | None = None, metri
                 raise
             except TrainwardenError as error:
                 LOG.error("%s", error)
+                stop.wait(STANDBY_S)
+            except Exception:
+                LOG.exception("notifying broke off and begins again")
                 stop.wait(STANDBY_S)
     finally:
         bus.close()

@@ -6,16 +6,21 @@ import http.client
 import json
 import logging
 import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actions.notify.base import Reply
+from actions.notify.base import Notice, Reply
 from actions.notify.guard import Refused
 from actions.notify.webhook import retry_after_s
 from tests.notify.make_notices import Desk, incident
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Entity, EntityKind, IncidentStatus, encode
+from trainwarden.records import Entity, EntityKind, Incident, IncidentStatus, decode, encode
 
 N3 = (Entity(EntityKind.NODE, "n3"),)
 
@@ -212,3 +217,88 @@ def test_a_second_process_stands_by(tmp_path: Path) -> None:
     first.service.close()
     assert second.service.outbox.take()
     second.service.close()
+
+
+def test_what_nobody_thought_of_is_tried_again_later_and_holds_up_no_other_incident(desk: Desk) -> None:
+    desk.sender.script = [UnicodeError("label empty or too long"), Reply(200)]
+    desk.say(incident(1), incident(1, incident_id="i1", dedup_key="d1"))
+    desk.deliver()
+    pass_time(desk, 30)
+    assert sorted(d.status for d in desk.deliveries()) == ["retry", "sent", "sent"]
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(desk: Desk) -> None:
+    box = desk.service.outbox
+    real = box._db
+
+    class FullAtCommit:
+        def execute(self, statement: str, values: Any = ()) -> object:
+            if statement == "COMMIT":
+                raise sqlite3.OperationalError("database or disk is full")
+            return real.execute(statement, values)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    box._db = FullAtCommit()  # type: ignore[assignment]
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        desk.say(incident(1))
+    box._db = real
+    assert box.incident("i0") is None
+    desk.say(incident(1, incident_id="i1", dedup_key="d1"))
+    assert desk.deliver() == 1
+
+
+def running(desk: Desk, work: Callable[[], None]) -> None:
+    """Do `work` while the service runs in a thread; it must end when told to."""
+    stop = threading.Event()
+    thread = threading.Thread(target=desk.service.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        work()
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def wait_for_calls(desk: Desk, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(desk.sender.calls) < count:
+        assert time.monotonic() < deadline, "nobody was told"
+        time.sleep(0.02)
+
+
+def test_a_disk_that_is_full_for_a_while_delays_the_pager_and_does_not_end_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = desk.service.outbox.learn_incident, threading.Event()
+
+    def full_once(news: Incident, now_ns: int) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise sqlite3.OperationalError("database or disk is full")
+        return plain(news, now_ns)
+
+    monkeypatch.setattr(desk.service.outbox, "learn_incident", full_once)
+    desk.bus.append("tw.incidents", b"i0", encode(incident(1)))
+    running(desk, lambda: wait_for_calls(desk, 1))
+
+
+def test_an_incident_that_cannot_be_rendered_is_a_dead_letter_and_others_are_told(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier = desk.service.notifiers[0]
+    plain = notifier.render
+
+    def render(notice: Notice) -> bytes:
+        if notice.incident.incident_id == "i0":
+            raise ValueError("year 60000 is out of range")
+        return plain(notice)
+
+    monkeypatch.setattr(notifier, "render", render)
+    for name in ("i0", "i1"):
+        desk.bus.append("tw.incidents", b"i0", encode(incident(1, incident_id=name, dedup_key=name)))
+    running(desk, lambda: wait_for_calls(desk, 1))
+    (letter,) = (decode(message.value) for message in desk.bus.subscriber(["tw.dead"]).poll(0))
+    assert "year 60000" in letter.reason
