@@ -55,8 +55,17 @@ def look(fetch: Fetch) -> ServiceData:
     Raises
     ------
     UnavailableError
-        It does not answer.
+        It does not answer, or somebody else does.
     """
+    try:
+        return _look(fetch)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnavailableError(
+            f"what answers is no action service of this build ({type(error).__name__}): check actions.listen"
+        ) from None
+
+
+def _look(fetch: Fetch) -> ServiceData:
     health = fetch("/v1/health")
     return ServiceData(
         state=str(health["state"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,26 @@ def test_the_real_store_answers(story_url: str) -> None:
     assert [line.status for line in data.actions] == ["verified", "done", "started", "planned"]
     assert [line.cause for line in data.deliveries] == ["resolved", "first"]
     assert found.evidence[0].name == "step_age_s"
+
+
+@pytest.mark.parametrize("body", [b"<html>somebody else</html>", b"[]", b'{"state": 1}', b""])
+def test_somebody_else_at_the_service_s_address_is_one_sentence(tmp_path: Path, body: bytes) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        listen = f"127.0.0.1:{server.server_address[1]}"
+        store = f"clickhouse://127.0.0.1:{free_port()}/x"
+        made = status(from_table({"run_dir": str(tmp_path), "actions": {"listen": listen}, "store": {"url": store}}))
+        server.shutdown()
+    part = next(part for part in made.parts if part.name == "actions")
+    assert not part.ok
+    assert "no action service" in part.detail
