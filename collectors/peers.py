@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 30.0
 FORGET_NS = 600 * NS_PER_S
+MAX_POLLS = 20
+"""Many nodes announce themselves all the time: what came by then is passed on, the rest is read at the next turn."""
 
 
 class Learner(Protocol):
@@ -56,9 +58,12 @@ class PeerLearner:
         try:
             if self._subscriber is None:
                 self._subscriber = self._connect().subscriber([topics.TOPOLOGY.name])
-            while messages := self._subscriber.poll(0.5):
+            for _ in range(MAX_POLLS):
+                messages = self._subscriber.poll(0.5)
                 for message in messages:
                     self._take(message.value)
+                if not messages:
+                    break
         except TrainwardenError as error:
             logger.info("peers are not learnt now: %s", error)
             self._drop()
@@ -94,7 +99,10 @@ class PeerLearner:
 
     def _failed(self, error: Exception) -> None:
         logger.warning("learning peers failed: %s: %s", type(error).__name__, error)
-        self._subscriber = None
+        try:
+            self._drop()
+        except Exception as problem:  # noqa: BLE001 - it has failed already; what counts is that another one can be opened
+            logger.info("the old reader did not close: %s", problem)
         self._worker.wait(EVERY_S)
 
 

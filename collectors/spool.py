@@ -125,8 +125,12 @@ class Spool:
         return bool(self._memory)
 
     def append(self, entry: Entry) -> bool:
-        """Keep an entry; false when it could only be kept in memory (disk full or broken)."""
+        """Keep an entry; false when it could only be kept in memory (disk full or broken), or is too large to be read back."""
         frame = _frame(entry)
+        if len(frame) - FRAME.size > MAX_BODY_BYTES:
+            logger.error("spool %s: a record of %d bytes for %s is given up", self._directory, len(frame), entry.topic)
+            self._metrics.count("tw_spool_dropped_total", topic=entry.topic)
+            return False
         with self._lock:
             if not (self._drain_memory() and self._write(frame)):
                 self._remember(entry)
@@ -253,11 +257,20 @@ class Spool:
             self._cursor = Place(following.number, following.level, 0)
             return
         # The stored position goes before the bytes do: one that pointed into later entries would skip them after a crash.
-        if self._cursor.offset and not self._forget_cursor():
+        if (self._cursor.offset and not self._forget_cursor()) or not self._empty_active():
+            # What is delivered stays on disk and comes again after a crash; in this life it must not.
+            self._cursor = Place(segment.number, segment.level, segment.size_bytes)
             return
         self._cursor = Place(segment.number, segment.level, 0)
-        os.ftruncate(self._active, 0)
         segment.size_bytes = 0
+
+    def _empty_active(self) -> bool:
+        try:
+            os.ftruncate(self._active, 0)
+        except OSError as error:
+            logger.warning("spool %s: cannot be emptied, entries may be sent twice: %s", self._directory, error)
+            return False
+        return True
 
     def _forget_cursor(self) -> bool:
         try:

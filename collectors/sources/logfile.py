@@ -24,6 +24,7 @@ from trainwarden.settings import option
 logger = logging.getLogger(__name__)
 
 LINE_CHARS = 500
+MAX_RANK_DIGITS = 8
 SAVE_EVERY_NS = 5 * NS_PER_S
 URGENT = "critical"
 SECRET = re.compile(
@@ -211,13 +212,22 @@ class LogfileSource(Source):
                 continue
             self._problems.pop(name, None)
             for line in lines:
-                self.line(name, line)
+                self._take(name, line)
         for event in self._folder.settle(self.context.clock.monotonic_ns()):
             self.context.outlet.log(event, urgent=False)
         now_ns = self.context.clock.monotonic_ns()
         if self._spoke or now_ns - self._saved_ns >= SAVE_EVERY_NS:
             self._spoke, self._saved_ns = False, now_ns
             self._save()
+
+    def _take(self, file: str, line: str) -> None:
+        """One line that nobody thought of must not take the rest of the look along: the file is not read again."""
+        try:
+            self.line(file, line)
+        except Exception as error:
+            logger.exception("a line of log file %s could not be taken in", file)
+            reason = f"a pattern failed on it: {type(error).__name__}: {error}"
+            self.context.outlet.dead(f"logfile:{file}", reason, redact(line.strip())[:LINE_CHARS].encode())
 
     def line(self, file: str, line: str) -> None:
         """Take in one line."""
@@ -240,8 +250,9 @@ class LogfileSource(Source):
         rank = hit.attributes.get("rank", "")
         return LogEvent(
             source=file, severity=hit.severity, code=hit.code, line=redact(line.strip())[:LINE_CHARS], template_id=hit.name,
-            attributes=hit.attributes, job=job, attempt=layouts[job][0].generation if job else 0,
-            rank=int(rank) if rank.isdigit() else -1,
+            attributes={name: redact(value) for name, value in hit.attributes.items()}, job=job,
+            attempt=layouts[job][0].generation if job else 0,
+            rank=int(rank) if rank.isdecimal() and len(rank) <= MAX_RANK_DIGITS else -1,
         )  # fmt: skip
 
     def _reader(self, name: str, location: str) -> Reader:

@@ -160,6 +160,8 @@ class MeshSource(Source):
         for _ in self._selector.select(max(0.0, self._next_round - now)):
             if self._listening is not None:
                 self._responder.serve(self._listening, time.monotonic())
+        if self._problem == "error":
+            self._problem = ""  # a whole turn went well again
 
     # --- probing ---------------------------------------------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ def neighbours(node: str, others: list[str], limit: int) -> list[str]:
     rest = sorted(
         (name for name in ring if name not in (node, *near)), key=lambda name: zlib.crc32(f"{node}>{name}".encode())
     )
-    return sorted([*near, *rest[: limit - 2]])
+    return sorted(list(dict.fromkeys([*near, *rest]))[: max(0, limit)])
 
 
 def _address(name: str, text: str) -> tuple[str, int]:

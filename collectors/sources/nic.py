@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, family
 from collectors.files import Files, to_number
 from trainwarden.clock import NS_PER_S
+from trainwarden.errors import ConfigError
 from trainwarden.records import Gap
 from trainwarden.settings import option
 
@@ -102,7 +103,7 @@ class NicSource(Source):
     def __init__(self, context: Context, settings: Any) -> None:
         super().__init__(context, settings)
         self._rates = Rates(context.clock)
-        self._ignored = re.compile(settings.ignore)
+        self._ignored = _compiled(settings.ignore)
         self._links = Links(context)
         self._ports = RdmaPorts(context.files, self._rates)
         self._rdma_at_ns: int | None = None
@@ -252,6 +253,13 @@ class RdmaPorts:
         for metric, file in WRAPPING_COUNTERS.items():
             row[metric] = self._rates.per_second((name, metric), self._files.number(f"{base}/{file}"))
         return {**row, "saturated_count": float(saturated)}
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"collector.sources.nic.ignore: {text!r} is no regular expression: {error}") from None
 
 
 def parse_dev(text: str) -> dict[str, list[float]]:

@@ -29,6 +29,12 @@ WIRE_VERSION = 1
 MAX_DATAGRAM_BYTES = 16384
 CREDENTIALS = struct.Struct("3i")
 MAX_PATH_BYTES = 100
+BOUNDS = {
+    "local_rank": (-1, 2**24), "world": (0, 2**24), "pid": (0, 2**31), "step": (-1, 2**53), "start_ns": (0, 2**63),
+    "arrived_ns": (0, 2**63), "at_ns": (0, 2**63), "samples": (0, 2**53), "dropped": (0, 2**53), "exit_code": (-(2**31), 2**31),
+    "bytes": (0, 2**63),
+}  # fmt: skip
+"""From, and below: whole numbers that a record and the store can hold; JSON itself has no bounds."""
 KINDS = ("hello", "step", "phase", "save", "restore", "exit", "bye")
 
 
@@ -95,7 +101,16 @@ def parse(payload: bytes) -> Datagram:
         raise WireError(
             f"hook datagram names job {datagram.job[:40]!r} generation {datagram.generation} rank {datagram.rank}"
         )
+    if (wrong := out_of_bounds(datagram)) is not None:
+        raise WireError(f"hook datagram says {wrong} = {str(getattr(datagram, wrong))[:40]}, which cannot be")
     return datagram
+
+
+def out_of_bounds(datagram: Datagram) -> str | None:
+    """Name of a number that cannot be true; None when all can."""
+    if datagram.t == "step" and datagram.step < 0:
+        return "step"
+    return next((name for name, (low, end) in BOUNDS.items() if not low <= getattr(datagram, name) < end), None)
 
 
 def to_row(datagram: Datagram) -> StepRow:

@@ -10,6 +10,7 @@ import pytest
 from collectors.sources.logfile import KernelRing, LogfileSource, redact
 from collectors.tail import Position
 from tests.collectors.kit import Bench, bench
+from trainwarden.records import encode
 
 XID = "<3>[  1.0] NVRM: Xid (PCI:0000:3b:00): {}, pid=1, name=python, {}\n"
 
@@ -192,3 +193,46 @@ def test_kernel_records_seen_before_a_restart_are_not_given_again(ring: list[obj
     assert KernelRing(tmp_path / "kmsg", Position(7, 0, 15), boot=7).poll(1 << 20) == ["3,16,3,-;new"]
     ring.append(b"3,2,3,-;first of another boot\n")
     assert KernelRing(tmp_path / "kmsg", Position(7, 0, 15), boot=8).poll(1 << 20) == ["3,2,3,-;first of another boot"]
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "efa ..: admin cmd timeout",
+        f"[Rank {'9' * 30}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",
+    ],
+)
+def test_a_line_that_nobody_thought_of_does_not_take_the_next_ones_along(tmp_path: Path, poison: str) -> None:
+    board, source, path = watched(tmp_path)
+    add(path, f"{poison}\n" + XID.format(79, "GPU has fallen off the bus."))
+    source.poll()
+    assert board.outlet.codes[-1] == "xid:79"
+    for event, _ in board.outlet.logs:
+        encode(event)
+
+
+def test_a_pattern_that_fails_costs_its_line_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, source, path = watched(tmp_path)
+    plain = source._table.match
+
+    def match(line: str) -> object:
+        if "first" in line:
+            raise KeyError("xid")
+        return plain(line)
+
+    monkeypatch.setattr(source._table, "match", match)
+    add(path, "the first line\n" + XID.format(79, "GPU has fallen off the bus."))
+    source.poll()
+    assert board.outlet.codes == ["xid:79"]
+    [(origin, reason, payload)] = board.outlet.letters
+    assert (origin, payload) == ("logfile:kernel", b"the first line")
+    assert "KeyError" in reason
+
+
+def test_secrets_do_not_leave_with_the_attributes_either(tmp_path: Path) -> None:
+    board, source, path = watched(tmp_path)
+    add(path, "Kernel panic - not syncing: password=hunter2 at https://me:pw@host\n")
+    source.poll()
+    [(event, _)] = board.outlet.logs
+    assert "hunter2" not in repr(event)
+    assert "me:pw" not in repr(event)

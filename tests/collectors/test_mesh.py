@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,23 @@ def test_threads_end(tmp_path: Path) -> None:
     source.start()
     source.close()
     assert not any(t.name == "tw-mesh" for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3])
+def test_no_more_peers_than_allowed_however_few(limit: int) -> None:
+    chosen = neighbours("n5", [f"n{i}" for i in range(20)], limit)
+    assert len(chosen) == limit
+    assert "n5" not in chosen
+
+
+def test_a_fault_that_is_over_is_no_longer_told(tmp_path: Path) -> None:
+    source = probing(tmp_path, {})
+    with udp() as free:
+        source.settings = replace(source.settings, probe_port=port_of(free))
+    source.turn()
+    assert source.sample(0).gaps == ()
+    source._failed(RuntimeError("once"))
+    assert [gap.reason for gap in source.sample(0).gaps] == ["error"]
+    source.turn()
+    assert source.sample(0).gaps == ()
+    source.close()

@@ -8,6 +8,7 @@ import pytest
 
 from collectors.sources.nic import Links, NicSource, number_of_state, parse_dev
 from tests.collectors.kit import bench, devices, values
+from trainwarden.errors import ConfigError
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 
@@ -106,3 +107,8 @@ def test_loopback_on_the_real_tree_is_known_to_the_kernel(tmp_path: Path) -> Non
     assert not links.is_rail("lo", "10.9.9.9")
     assert links._flags("lo") & 1
     assert links._flags("nosuch0") == -1
+
+
+def test_an_expression_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"collector\.sources\.nic\.ignore: '\(' is no regular expression"):
+        bench(tmp_path).build(NicSource, ignore="(")

@@ -6,6 +6,7 @@ import pytest
 
 from collectors.peers import PeerLearner
 from trainwarden import topics
+from trainwarden.bus import Message
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import SimulatedClock
 from trainwarden.errors import UnavailableError
@@ -71,3 +72,45 @@ def test_without_a_broker_the_last_picture_stays(clock: SimulatedClock) -> None:
     announce(bus, clock, "n2", "10.0.0.2:9471")
     learner.read()
     assert set(kept.peers) == {"n1", "n2"}
+
+
+class Endless:
+    """A topic on which something new lies whenever one looks: a thousand nodes announce themselves every half minute."""
+
+    def __init__(self, payload: bytes, error: Exception | None = None) -> None:
+        self.polls = 0
+        self.closed = False
+        self._payload = payload
+        self._error = error
+
+    def poll(self, timeout_s: float, max_messages: int = 5000) -> list[Message]:
+        self.polls += 1
+        assert self.polls < 1000, "reading never comes to an end"
+        if self._error is not None:
+            raise self._error
+        return [Message("tw.topology", 0, self.polls, b"k", self._payload, 0)]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def subscriber(self, topics: object) -> Endless:
+        return self
+
+
+def test_peers_are_passed_on_while_announcements_keep_coming(clock: SimulatedClock) -> None:
+    event = TopologyEvent(
+        entity="node:n1", observed_at_ns=clock.now_ns(), attributes={"probe_address": "10.0.0.1:9471"}
+    )
+    kept, topic = Kept(), Endless(encode(event))
+    PeerLearner(lambda: topic, clock, kept).read()  # type: ignore[arg-type, return-value]
+    assert kept.peers == {"n1": "10.0.0.1:9471"}
+
+
+def test_a_reader_that_fails_is_closed_before_another_is_opened(clock: SimulatedClock) -> None:
+    topic = Endless(b"", RuntimeError("nobody thought of this"))
+    learner = PeerLearner(lambda: topic, clock, Kept())  # type: ignore[arg-type, return-value]
+    learner._worker.close()
+    with pytest.raises(RuntimeError) as failure:
+        learner.read()
+    learner._failed(failure.value)
+    assert topic.closed

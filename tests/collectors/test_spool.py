@@ -299,3 +299,55 @@ def test_a_kill_while_thinning_loses_no_log(calls: int, torn: int) -> None:
         found = drain(make(path))
         assert found == sorted(found)
         assert set(logs) <= set(found)
+
+
+def test_a_position_that_cannot_be_reset_is_no_endless_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = make(tmp_path)
+    for n in range(3):
+        spool.append(entry(n))
+    spool.acknowledge(spool.peek(1)[-1].place)
+    with monkeypatch.context() as patch:
+
+        def read_only(path: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        patch.setattr("collectors.spool.os.unlink", read_only)
+        seen: list[int] = []
+        for _ in range(4):
+            held = spool.peek()
+            seen += [number_of(item) for item in held]
+            if held:
+                spool.acknowledge(held[-1].place)
+        assert seen == [1, 2]
+        assert spool.size_bytes == 0
+        spool.append(entry(3))
+        assert drain(spool) == [3]
+    spool.append(entry(4))
+    spool.close()
+    assert drain(make(tmp_path))[-1] == 4
+
+
+def test_a_file_that_cannot_be_cut_is_no_endless_repetition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = make(tmp_path)
+    spool.append(entry(0))
+    with monkeypatch.context() as patch:
+
+        def refused(descriptor: int, size: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr("collectors.spool.os.ftruncate", refused)
+        spool.acknowledge(spool.peek()[-1].place)
+        assert spool.peek() == []
+    spool.append(entry(1))
+    assert drain(spool) == [1]
+
+
+def test_an_entry_too_large_to_be_read_back_is_refused_and_blocks_nothing(tmp_path: Path) -> None:
+    metrics = Metrics("test")
+    spool = make(tmp_path, limit=64 * 1024 * 1024, metrics=metrics)
+    assert not spool.append(entry(1, size=spool_module.MAX_BODY_BYTES + 1))
+    assert spool.append(entry(2))
+    assert drain(spool) == [2]
+    assert metrics.value("tw_spool_dropped_total", topic="tw.ticks") == 1

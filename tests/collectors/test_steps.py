@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -259,3 +260,26 @@ def test_a_refused_save_is_no_failed_one(tmp_path: Path) -> None:
     for error in ("the loss of step 179 is not finite", "No space left on device"):
         source.handle(datagram("save", rank=0, step=180, where="memory", ok=False, error=error))
     assert board.outlet.codes == ["save_refused", "save_failed"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"step": 2**64},
+        {"step": -1},
+        {"step": 1, "start_ns": -(2**70)},
+        {"step": 1, "arrived_ns": 10**400},
+        {"step": 1, "samples": 2**63},
+        {"step": 1, "world": -3},
+        {"step": 1, "pid": 2**40},
+    ],
+)
+def test_numbers_that_no_record_holds_are_dead_letters_and_harm_nobody(tmp_path: Path, said: dict[str, int]) -> None:
+    """One of them in a report would lose the whole report, and all reports that leave with it."""
+    board, source = built(tmp_path)
+    source.handle(datagram("step", duration_ms=1.0, **said))
+    source.handle(datagram("step", step=2, duration_ms=1.0))
+    assert [row.step for *_, row in board.outlet.steps] == [2]
+    assert len(board.outlet.letters) == 1
+    for *_, row in board.outlet.steps:
+        msgspec.msgpack.encode(row)
