@@ -14,7 +14,7 @@ from streams.align import Aligner, AlignSettings
 from streams.matrices import pack, unpack
 from trainwarden.config import Config
 from trainwarden.policy import Family, Policy
-from trainwarden.records import Reach, Verdict, stable_id
+from trainwarden.records import Reach, Verdict, encode, stable_id
 from trainwarden.registry import Registry
 from trainwarden.selfmetrics import Metrics
 
@@ -80,12 +80,8 @@ class Pipeline:
     def run(self, frame: Frame) -> list[Verdict]:
         """Verdicts of all detectors on `frame`, by name of detector, with cluster and reach filled in."""
         started_s = perf_counter()
-        verdicts = [
-            self._finish(verdict)
-            for name in self.detectors
-            if name not in self.disabled
-            for verdict in self._ask(name, frame)
-        ]
+        asked = [name for name in self.detectors if name not in self.disabled]
+        verdicts = [verdict for name in asked for verdict in self._ask(name, frame)]
         self._metrics.observe_ms("tw_frame_ms", (perf_counter() - started_s) * 1000)
         return verdicts
 
@@ -129,7 +125,9 @@ class Pipeline:
     def _ask(self, name: str, frame: Frame) -> list[Verdict]:
         started_s = perf_counter()
         try:
-            verdicts = self.detectors[name].update(frame)
+            verdicts = [self._finish(verdict) for verdict in self.detectors[name].update(frame)]
+            for verdict in verdicts:
+                encode(verdict)  # one that cannot be written would break the worker later, again at each repetition
         except Exception as error:  # noqa: BLE001 - foreign code: one broken detector must not silence the others
             self._disable(name, error, frame)
             return []

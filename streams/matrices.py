@@ -20,11 +20,18 @@ class Catalogs:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Catalog] = {}
+        self._unusable: dict[str, str] = {}
         self._merged: dict[tuple[str, ...], Columns] = {}
 
     def learn(self, catalog: Catalog) -> None:
         """Take a catalogue in; the same id always means the same columns."""
-        self._by_id.setdefault(catalog.catalog_id, catalog)
+        if catalog.catalog_id in self._by_id:
+            return
+        self._by_id[catalog.catalog_id] = catalog
+        names = [metric.name for metric in catalog.metrics]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            self._unusable[catalog.catalog_id] = f"catalogue {catalog.catalog_id} names {', '.join(twice)} twice"
 
     def missing(self, tick: Tick) -> str | None:
         """A catalogue id that the tick uses and nobody has sent yet."""
@@ -33,6 +40,8 @@ class Catalogs:
     def misfit(self, tick: Tick) -> str | None:
         """Why the tick cannot be read, None when it can. All its catalogues must be known."""
         for block in tick.blocks:
+            if block.catalog_id in self._unusable:
+                return f"block {block.family}: {self._unusable[block.catalog_id]}"
             width = len(self._by_id[block.catalog_id].metrics)
             if len(block.values) != 4 * width * len(block.devices):
                 return (
@@ -54,7 +63,7 @@ class Catalogs:
 
     def restore(self, state: list[bytes]) -> None:
         """Take `snapshot`'s layouts over."""
-        self._by_id, self._merged = {}, {}
+        self._by_id, self._unusable, self._merged = {}, {}, {}
         for payload in state:
             self.learn(decode(payload))
 
@@ -88,10 +97,9 @@ def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) ->
     values = np.full((len(entities), len(metrics)), np.nan, dtype=np.float32)
     row = 0
     for _, block in blocks:
-        count = len(block.devices)
-        values[row : row + count, places[block.catalog_id]] = np.frombuffer(block.values, dtype="<f4").reshape(
-            count, -1
-        )
+        count, columns = len(block.devices), places[block.catalog_id]
+        found = np.frombuffer(block.values, dtype="<f4").reshape(count, len(columns))
+        values[row : row + count, columns] = found
         row += count
     return FamilyMatrix(family, entities, metrics, values)
 

@@ -60,8 +60,9 @@ def who(entity: Entity, rank: int) -> str:
 
 def title(lead: Finding) -> str:
     """One line."""
-    template = _WHAT.get(lead.verdict.kind, "{who}: " + lead.verdict.kind.replace("_", " "))
-    sentence = template.format(who=who(lead.verdict.entity, lead.verdict.rank))
+    accused, template = who(lead.verdict.entity, lead.verdict.rank), _WHAT.get(lead.verdict.kind)
+    # a kind that nobody knows is somebody else's text, never a template
+    sentence = template.format(who=accused) if template else f"{accused}: {lead.verdict.kind.replace('_', ' ')}"
     return sentence[:1].upper() + sentence[1:]
 
 

@@ -17,7 +17,7 @@ from streams.detect import Pipeline
 from streams.incidents import Correlator
 from streams.state import Resume
 from trainwarden.bus import Message
-from trainwarden.bus.dead import bury
+from trainwarden.bus.dead import bury, fitting
 from trainwarden.clock import Clock
 from trainwarden.config import Config
 from trainwarden.errors import DecodeError
@@ -284,7 +284,7 @@ class RawStage:
                 reason=rejected.reason,
                 payload=rejected.payload,
             )
-            self._outbox.publish(DEAD.name, rejected.topic.encode(), encode(letter))
+            self._outbox.publish(DEAD.name, rejected.topic.encode(), encode(fitting(letter)))
 
 
 class CorrelatorStage:

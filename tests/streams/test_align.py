@@ -13,6 +13,7 @@ from tests.streams.synthetic import HOST, HOST_MORE, START_NS, host_catalog, tic
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import (
     Block,
+    Catalog,
     Gap,
     LogEvent,
     Metric,
@@ -430,3 +431,32 @@ def test_a_long_hole_costs_no_more_than_a_node_is_remembered() -> None:
         bench.cut(second + 0.1)
     assert bench.seconds()[-1] == hole_s + 4
     assert len(bench.seconds()) < 60
+
+
+def test_a_catalogue_that_names_a_column_twice_is_a_dead_letter_per_tick_and_the_rest_goes_on() -> None:
+    twice = (Metric("load1", "1"), Metric("load1", "1"))
+    identity = catalog_id_of("host", twice)
+    bench = Bench()
+    bench.add("tw.catalog", Catalog(catalog_id=identity, family="host", metrics=twice))
+    bad = Tick(
+        node="n1", observed_at_ns=START_NS, blocks=(Block("host", identity, ("host",), pack_floats([1.0, 2.0])),)
+    )
+    bench.add("tw.ticks", bad)
+    bench.add("tw.ticks", tick("n0", 0))
+    bench.cut(0.1)
+    bench.cut(5)
+    assert [t.nodes for t in bench.closed][:1] == [("n0",)]
+    (letter,) = bench.aligner.take_rejected()
+    assert "names load1 twice" in letter.reason
+
+
+def test_a_block_without_devices_beside_another_layout_is_an_empty_one() -> None:
+    bench = Bench()
+    bench.add("tw.catalog", Catalog(catalog_id=catalog_id_of("host", HOST_MORE), family="host", metrics=HOST_MORE))
+    empty = Block("host", catalog_id_of("host", HOST_MORE), (), b"")
+    bench.add("tw.ticks", tick("n0", 0))
+    bench.add("tw.ticks", Tick(node="n1", observed_at_ns=START_NS, blocks=(empty,)))
+    bench.cut(0.1)
+    family = bench.closed[0].family("host")
+    assert family is not None
+    assert [node for node, _ in family.entities] == ["n0"]

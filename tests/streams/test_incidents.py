@@ -635,3 +635,10 @@ def test_a_taking_back_of_an_earlier_fault_that_is_read_again_does_not_touch_a_n
     story.say(verdict("rank_killed", "n1", at_s=5, onset_s=5, clears=True))
     story.go(21)
     assert story.only().reach is Reach.ACT
+
+
+def test_a_kind_of_any_spelling_is_told_and_holds_up_nobody() -> None:
+    story = Story()
+    story.say(verdict("odd{kind}", "n1", reach=Reach.NOTIFY, job="j2"), verdict("rank_killed", "n2", reach=Reach.ACT))
+    told = {incident.kind: incident.title for incident in story.go(5)}
+    assert told == {"odd{kind}": "Node n1: odd{kind}", "rank_killed": "Node n2 was killed"}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from detectors.base import Detector, Frame
 from streams import state
 from streams.detect import Pipeline
 from streams.stage import OWNER, CorrelatorStage, RawStage
 from trainwarden.bus import Message
+from trainwarden.bus.dead import KEPT_BYTES
 from trainwarden.clock import SystemClock
 from trainwarden.config import Config, from_table
 from trainwarden.records import (
+    Block,
     Catalog,
     DeadLetter,
     Delivery,
@@ -107,3 +113,53 @@ def test_steps_that_no_job_can_have_made_are_dead_letters(report: StepReport, fi
     stage.take([message("tw.steps", encode(report))])
     letters = [decode(o.value) for o in stage.cut(2 * 10**18).outputs if o.topic == "tw.dead"]
     assert [letter.offset for letter in letters] == ([] if fits else [7])
+
+
+class Numbers(Detector):
+    """Says what it computed with numpy as it is."""
+
+    name = "numbers"
+    kinds = ("compute_slow",)
+
+    def update(self, frame: Frame) -> list[Verdict]:
+        odd: Any = np.float32(1.5)
+        return [Verdict(verdict_id="v", kind="compute_slow", score=odd)]
+
+    def snapshot(self) -> bytes:
+        return b""
+
+    def restore(self, payload: bytes) -> None:
+        return None
+
+
+class One:
+    """A registry of one detector."""
+
+    def all(self) -> dict[str, type[Detector]]:
+        return {"numbers": Numbers}
+
+
+def test_a_detector_whose_verdict_cannot_be_written_is_switched_off_alone() -> None:
+    pipeline = Pipeline(config(), One())  # type: ignore[arg-type]
+    stage = RawStage(config(), pipeline, SystemClock(), "b")
+    report = StepReport(job="j", rank=0, world=2, rows=rows())
+    stage.take([message("tw.steps", encode(report))])
+    result = stage.cut(2 * 10**18)
+    assert result.frame is not None
+    assert result.verdicts == ()
+    assert "numbers" in pipeline.disabled
+
+
+def test_the_dead_letter_of_a_large_record_is_cut() -> None:
+    """A letter larger than the broker takes would be sent for ever, and nothing behind it."""
+    stage = RawStage(config(), Pipeline(config()), SystemClock(), "b")
+    large = Tick(node="n", observed_at_ns=5, blocks=(Block("f", "c", ("d",), b"x" * 900_000),))
+    stage.take([message("tw.ticks", encode(large))])
+    limit_ns = 10**18
+    letters = []
+    for second in (0, 100):
+        outputs = stage.cut(limit_ns + second * 10**9).outputs
+        letters += [decode(o.value) for o in outputs if o.topic == "tw.dead"]
+    assert len(letters) == 1
+    assert len(letters[0].payload) == KEPT_BYTES
+    assert "cut from" in letters[0].reason

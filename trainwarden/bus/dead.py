@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from trainwarden.bus.base import Message, Publisher
 from trainwarden.clock import Clock
 from trainwarden.errors import DecodeError
@@ -24,9 +26,17 @@ def decode_or_dead(message: Message, publisher: Publisher, cluster: str, clock: 
 
 def bury(message: Message, reason: str, publisher: Publisher, cluster: str, clock: Clock) -> None:
     """Send `message` to the dead-letter topic with the reason why."""
-    cut = len(message.value) > KEPT_BYTES
     letter = DeadLetter(
         cluster=cluster, observed_at_ns=clock.now_ns(), topic=message.topic, partition=message.partition, offset=message.offset,
-        reason=f"{reason} (cut from {len(message.value)} bytes)" if cut else reason, key=message.key, payload=message.value[:KEPT_BYTES],
+        reason=reason, key=message.key, payload=message.value,
     )  # fmt: skip
-    publisher.publish(DEAD.name, message.topic.encode(), encode(letter))
+    publisher.publish(DEAD.name, message.topic.encode(), encode(fitting(letter)))
+
+
+def fitting(letter: DeadLetter) -> DeadLetter:
+    """`letter` with its payload cut to what a broker takes beside the header."""
+    size_bytes = len(letter.payload)
+    if size_bytes <= KEPT_BYTES:
+        return letter
+    reason = f"{letter.reason} (cut from {size_bytes} bytes)"
+    return msgspec.structs.replace(letter, reason=reason, payload=letter.payload[:KEPT_BYTES])
