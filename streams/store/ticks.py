@@ -57,6 +57,8 @@ class TickTables:
             When a block does not fit its catalogue, the catalogue is unknown, or the time cannot be true.
         """
         at_ms = sample_ms(tick.observed_at_ns, arrived_ms)
+        if (misfit := _misfit(tick)) is not None:
+            raise DecodeError(misfit)
         matrices = [(block, self._catalog(block), _matrix(block)) for block in tick.blocks]
         for block, catalog, matrix in matrices:
             if matrix.shape[1] != len(catalog.metrics):
@@ -129,6 +131,18 @@ def _matrix(block: Block) -> NDArray[np.float32]:
             f"block {block.family}: {len(block.values)} bytes do not divide into {len(block.devices)} devices of float32"
         )
     return np.frombuffer(block.values, dtype="<f4").reshape(len(block.devices), -1)
+
+
+def _misfit(tick: Tick) -> str | None:
+    """A number that no label column holds: found out only at the insert, it would spoil the whole batch."""
+    if not 0 <= tick.seq < 1 << 64:
+        return f"tick number {tick.seq}: ticks are counted from 0"
+    for placement in tick.placements:
+        if not (0 <= placement.attempt < 1 << 32 and -(1 << 31) <= placement.rank < 1 << 31):
+            return (
+                f"rank {placement.rank} in attempt {placement.attempt} of job {placement.job}: no job has such a rank"
+            )
+    return None
 
 
 def _labels(tick: Tick, at_ms: int, device: str, arrived_ms: int) -> Labels:

@@ -144,3 +144,20 @@ def test_an_unknown_type_is_named() -> None:
 def test_a_value_that_does_not_fit_raises() -> None:
     with pytest.raises(pa.ArrowException):
         table_of(pa.schema([("rank", pa.int32())]), [{"rank": 2**40}])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"placements": (Placement("j", -5, 0),)},
+        {"placements": (Placement("j", 0, 2**40),)},
+        {"seq": -1},
+    ],
+)
+def test_a_tick_with_a_number_that_no_column_holds_is_refused_alone(changes: dict[str, Any]) -> None:
+    known = {catalog.catalog_id: catalog for catalog in catalogs()}
+    tables = TickTables(SCHEMAS, known.get)
+    tables.add(tick(3), ARRIVED_MS)
+    with pytest.raises((DecodeError, pa.ArrowException, OverflowError)):
+        tables.add(msgspec.structs.replace(tick(4), **changes), ARRIVED_MS)
+    assert len(tables.tables()["host_ticks"]) == 1
