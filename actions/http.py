@@ -8,7 +8,6 @@ header must be one we answer to, else a name that resolves to loopback could rea
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from trainwarden.addresses import host_of, is_address
 from trainwarden.errors import TrainwardenError, UnavailableError, UsageError
 
 LOG = logging.getLogger("trainwarden.actions.http")
@@ -151,8 +151,8 @@ class Router:
         return error_response(HTTPStatus.NOT_FOUND, f"no such page: {request.path}")
 
     def _refuse_origin(self, request: Request) -> Response | None:
-        host = _host_name(request.headers.get("host", ""))
-        if host not in self._hosts and not _is_address(host):
+        host = host_of(request.headers.get("host", ""))
+        if host not in self._hosts and not is_address(host):
             return error_response(HTTPStatus.MISDIRECTED_REQUEST, f"Host {host!r} is not a name of this service")
         origin = request.headers.get("origin", "")
         if request.method == "POST" and origin and urlsplit(origin).netloc != request.headers.get("host", ""):
@@ -178,18 +178,6 @@ class Router:
 
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(unquote(part) for part in path.strip("/").split("/"))
-
-
-def _host_name(host: str) -> str:
-    return host.rsplit(":", 1)[0] if ":" in host and not host.endswith("]") else host
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _with_parameters(request: Request, parameters: dict[str, str]) -> Request:

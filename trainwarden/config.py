@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainwarden.addresses import hide_password
 from trainwarden.errors import ConfigError
 from trainwarden.policy import KINDS, Policy, override_kind
 from trainwarden.records import Mode, Verb
@@ -46,6 +47,11 @@ class StoreConfig:
     batch_ms: int = option(500, "longest time that a row waits for its batch")
     batch_rows: int = option(50_000, "rows that close a batch early")
 
+    @property
+    def shown_url(self) -> str:
+        """`url` without its password, for logs and messages."""
+        return hide_password(self.url)
+
 
 @dataclass(frozen=True)
 class CollectorConfig:
@@ -63,7 +69,9 @@ class CollectorConfig:
     rail_address: str = option("", "address of this node on the training network; probes leave from it")
     probe_port: int = option(9471, "UDP port of the probe responder on rail_address; 0 switches probing off")
     peers: dict[str, str] = option({}, 'node = "ip:port" of probe responders, beside those learnt from the topology')
-    log_files: dict[str, str] = option({}, "name = path of files to tail; the name `kernel` is parsed as kernel log")
+    log_files: dict[str, str] = option(
+        {}, "name = path of files to tail, or of /dev/kmsg; the name stands on their events"
+    )
     metrics_listen: str = option("", "host:port of the Prometheus page; empty: none")
     sources: dict[str, dict[str, Any]] = option({}, "settings of sources; `enabled = false` switches one off")
 
@@ -172,8 +180,17 @@ def from_table(table: Mapping[str, Any]) -> Config:
         config = parse_settings(Config, own, "")
     except ConfigError as error:
         raise ConfigError(str(error).replace("policy_table", "policy")) from None
+    _require_positive(config)
     config.policy  # noqa: B018 - a wrong policy is an error at load, not at the first incident
     return config
+
+
+def _require_positive(config: Config) -> None:
+    """Times that are a cadence: at 0 a loop would divide by it, or never rest."""
+    for table, key in (("collector", "interval_ms"), ("streams", "cut_ms"), ("streams", "snapshot_s")):
+        value = getattr(getattr(config, table), key)
+        if value <= 0:
+            raise ConfigError(f"{table}.{key}: found {value:g}, expected a time above 0")
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Config:

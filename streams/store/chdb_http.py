@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from streams.store.chdb_body import BodyError, decompress, parse_form, read_body
 from streams.store.chdb_engine import Answer, ChdbEngine, QueryError, Session, Statement
 from streams.store.chdb_sql import HEAD_LIMIT_BYTES, InsertHead, find_insert, output_format, tokens
+from trainwarden.addresses import host_of, is_address
 from trainwarden.embedded.ports import bind_failure
 from trainwarden.errors import UnavailableError
 
@@ -269,8 +270,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._body_read = True
 
     def _refuse_foreign_pages(self) -> None:
-        # A web page may post to 127.0.0.1 from the browser of whoever sits here; browsers always say where they come from.
-        if self.headers.get("Origin") is not None and not self.server.access.password:
+        # A web page may ask 127.0.0.1 from the browser of whoever sits here. Browsers say where a request to elsewhere comes from;
+        # a page whose own name was made to lead here is no other place for them, but that name (one with a dot) stands in Host.
+        if self.server.access.password:
+            return
+        host = host_of(self.headers.get("Host", "localhost"))
+        if self.headers.get("Origin") is not None or ("." in host and not is_address(host)):
             self.close_connection = True
             raise _Reply(403, "Requests of web pages are refused where no password is set\n")
 

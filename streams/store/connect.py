@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from streams.store.chdb_engine import DirectoryLock, cannot_open
+from trainwarden.addresses import hide_password
 from trainwarden.errors import ConfigError, UnavailableError
 
 DEFAULT_HTTP_PORT = 8123
@@ -56,14 +57,6 @@ def connect(url: str, **options: Any) -> Any:
     if database:
         more["database"] = database
     return open_http(host, port, unquote(parts.username or "default"), unquote(parts.password or ""), more)
-
-
-def hide_password(url: str) -> str:
-    """`url` fit for a log or a message."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 def open_http(host: str, port: int, user: str, password: str, options: Mapping[str, Any]) -> Any:

@@ -84,7 +84,7 @@ def sql(config: Config, query: str, format: str = "table") -> str:
         if isinstance(error.__cause__, DatabaseError):
             raise UsageError(_short(str(error))) from None
         raise UnavailableError(
-            f"no store answers at {config.store.url}: start `trainwarden store`, or set store.url ({error})"
+            f"no store answers at {config.store.shown_url}: start `trainwarden store`, or set store.url ({error})"
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streams.store.chdb_server import DEFAULT_PORT, Access, ChdbServer
-from streams.store.connect import connect, hide_password
+from streams.store.connect import connect
 from streams.store.errors import store_errors
 from streams.store.schema import migrate
 from streams.store.writer import BatchLimits, StoreWriter, run_until
@@ -48,7 +48,7 @@ def run(
         make_topics(connection, clock)
         limits = BatchLimits(config.store.batch_ms, config.store.batch_rows)
         writer = StoreWriter(connection, client, clock, metrics or Metrics("store"), config.cluster, limits)
-        LOG.info("writing to %s", config.store.url)
+        LOG.info("writing to %s", config.store.shown_url)
         run_until(writer, stop)
 
 
@@ -79,7 +79,7 @@ def _embedded(config: Config, directory: Path) -> contextlib.AbstractContextMana
     parts = urlsplit(config.store.url)
     if parts.scheme != "clickhouse" or not parts.hostname:
         raise ConfigError(
-            f"store.url: {hide_password(config.store.url)!r} with store.directory set, expected clickhouse://host:port/database to serve on"
+            f"store.url: {config.store.shown_url!r} with store.directory set, expected clickhouse://host:port/database to serve on"
         )
     access = Access(parts.username or "default", parts.password or "")
     return ChdbServer(config.path(directory), parts.hostname, parts.port or DEFAULT_PORT, access=access)

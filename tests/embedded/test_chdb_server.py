@@ -428,3 +428,21 @@ engine.close()
         [sys.executable, "-c", code, str(tmp_path / "store")], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["202", "1", "b'3\\n'"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8123", 200),
+        ("localhost", 200),
+        ("[::1]:8123", 200),
+        ("rebound.example", 403),
+        ("rebound.example:8123", 403),
+    ],
+)
+def test_a_name_that_was_made_to_lead_here_reads_nothing(server: ChdbServer, host: str, status: int) -> None:
+    """A page elsewhere may let its own name resolve to loopback; its requests to itself carry no Origin."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", "/?query=SELECT+1", headers={"Host": host})
+    assert connection.getresponse().status == status
+    connection.close()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.store.connect import connect, hide_password
+from streams.store.connect import connect
+from trainwarden.addresses import hide_password
 from trainwarden.embedded.ports import free_port
 from trainwarden.errors import ConfigError, UnavailableError
 

@@ -83,3 +83,14 @@ def test_the_resolved_configuration_is_shown(tmp_path: Path) -> None:
     (tmp_path / "trainwarden.toml").write_text('cluster = "mine"\n')
     done = trainwarden("config", "show", cwd=tmp_path)
     assert '"cluster": "mine"' in done.stdout
+
+
+def test_secrets_in_addresses_are_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "trainwarden.toml").write_text(
+        '[store]\nurl = "clickhouse://me:hunter2@h:8123/x"\n[notify.oncall]\ntype = "webhook"\nurl = "https://hooks.example/T0KEN"\n'
+    )
+    done = trainwarden("config", "show", cwd=tmp_path)
+    assert '"url": "clickhouse://me:***@h:8123/x"' in done.stdout
+    assert '"url": "https://hooks.example/***"' in done.stdout
+    assert "hunter2" not in done.stdout
+    assert "T0KEN" not in done.stdout

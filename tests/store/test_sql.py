@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from streams.store import query as store_query
+from streams.store import service as store_service
+from streams.store.errors import StoreError
 from streams.store.query import saved_queries, sql
 from streams.store.service import prepare
 from tests.store.server import StoreProcess
@@ -135,3 +142,25 @@ def test_the_directory_answers_after_the_store_has_stopped(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, '"kind","culprit","status"\n"rank_frozen","node:n2","closed"\n'), (
         done.stderr
     )
+
+
+def test_the_store_s_password_is_in_no_message(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"clickhouse://analyst:hunter2@127.0.0.1:{free_port()}/x"
+    settings = from_table({"store": {"url": url}, "kafka": {"url": "memory://hidden"}})
+
+    def gone_meanwhile(_: Config) -> NoReturn:
+        raise StoreError("connection reset")
+
+    monkeypatch.setattr(store_query, "opened", gone_meanwhile)
+    with pytest.raises(UnavailableError) as failure:
+        sql(settings, "select 1")
+    assert "no store answers at clickhouse://analyst:***@127.0.0.1" in str(failure.value)
+    monkeypatch.setattr(store_service, "open_store", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(store_service, "StoreWriter", lambda *_: None)
+    monkeypatch.setattr(store_service, "run_until", lambda *_: None)
+    with caplog.at_level(logging.INFO):
+        store_service.run(settings, threading.Event())
+    assert "writing to clickhouse://analyst:" in caplog.text
+    assert "hunter2" not in caplog.text

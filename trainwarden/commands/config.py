@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from trainwarden import config as configuration
+from trainwarden.addresses import hide_path
 from trainwarden.cli import ConfigOption
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError
@@ -96,9 +97,12 @@ def check(config: ConfigOption = None) -> None:
 
 @app.command()
 def show(config: ConfigOption = None) -> None:
-    """Print the resolved configuration as JSON."""
+    """Print the resolved configuration as JSON, without what is secret in addresses."""
     loaded = configuration.load(config)
     table = msgspec.to_builtins(dataclasses.asdict(loaded), enc_hook=str)
+    table["store"]["url"] = loaded.store.shown_url
+    for receiver in table["plugins"].get("notify", {}).values():
+        receiver.update({key: hide_path(value) for key, value in receiver.items() if key == "url"})
     print(msgspec.json.format(msgspec.json.encode(table), indent=2).decode())
 
 

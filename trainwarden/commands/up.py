@@ -49,7 +49,7 @@ def run(
         for part in ("store", "worker", "actions"):
             children.start(part, _ours(part, *_config_arguments(config)))
         print(
-            f"status page http://{loaded.actions.listen}/  store {loaded.store.url}  logs {loaded.run_dir / 'logs'}",
+            f"status page http://{loaded.actions.listen}/  store {loaded.store.shown_url}  logs {loaded.run_dir / 'logs'}",
             flush=True,
         )
         while not stop.wait(0.5):
