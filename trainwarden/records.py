@@ -464,7 +464,7 @@ class StateSnapshot(Record, frozen=True, tag="state"):
 
 
 class PolicyChange(Record, frozen=True, tag="policy"):
-    """An operator's live change: `key` is ``mode``, ``silence:<dedup key>`` or ``kill_switch``."""
+    """An operator's live change: `key` is ``mode`` or ``kill_switch``."""
 
     key: str = ""
     value: str = ""
