@@ -114,7 +114,7 @@ class MeshLinkDetector(Detector):
         super().__init__(settings)
         self._state = State(Pairs(), Ports())
         self._parts: Parts | None = None
-        self._parts_of: tuple[list[tuple[str, str]], list[dict[str, str]]] = ([], [])
+        self._parts_of: tuple[tuple[tuple[str, str], ...], list[dict[str, str]]] = ((), [])
         chosen = self.settings
         self._limits = PaceLimits(chosen.fabric_job_ratio, chosen.stall_ms, chosen.stall_window_s)
 
@@ -329,18 +329,17 @@ class MeshLinkDetector(Detector):
         segments are sent again."""  # fmt: skip
         pairs, settings = self._state.pairs, self.settings
         stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=0)
-        newest = np.where(left_out, 0.0, pairs.lost[:, pairs.cursor] + pairs.late[:, pairs.cursor])
+        newest = np.where(left_out, 0.0, pairs.lost[pairs.cursor] + pairs.late[pairs.cursor])
         if newest.sum() == 0 or stalls < settings.stalls:
             return
         parts, slots = self._passed(frame.topology), pairs.recent(RING)
-        keep = ~left_out[:, None]
-        lost, sent = (pairs.lost + pairs.late)[:, slots] * keep, pairs.sent[:, slots] * keep
+        lost, sent = (pairs.lost + pairs.late)[slots] * ~left_out, pairs.sent[slots] * ~left_out
         target, count, probed = parts.ends[:, 1], len(parts.nodes), int(parts.targets.sum())
-        by_tick = np.stack([np.bincount(target, weights=column, minlength=count) for column in lost.T], axis=1)
+        by_tick = np.stack([np.bincount(target, weights=column, minlength=count) for column in lost], axis=1)
         by_tick[:, (by_tick > 0).sum(axis=0) * 2 > max(probed, 2)] = 0.0
-        totals, probes = by_tick.sum(axis=1), np.bincount(target, weights=sent.sum(axis=1), minlength=count)
+        totals, probes = by_tick.sum(axis=1), np.bincount(target, weights=sent.sum(axis=0), minlength=count)
         worst = int(np.argmax(np.where(parts.targets, totals, -1.0)))
-        witnesses = int((lost[target == worst].sum(axis=1) > 0).sum())
+        witnesses = int((lost[:, target == worst].sum(axis=0) > 0).sum())
         enough = (by_tick[worst] > 0).sum() >= settings.losses and by_tick[worst, -1] > 0
         if not enough or probed < 3 or witnesses < min(2, int((target == worst).sum() + 1) // 2):
             return
@@ -437,8 +436,8 @@ class MeshLinkDetector(Detector):
             ("between others, not", ~mine),
         ):
             if rows.any():
-                middle = median_of_known(pairs.rtt_ms[rows][:, slots])
-                note = f"lost {int(pairs.lost[rows][:, slots].sum())} of {int(pairs.sent[rows][:, slots].sum())} probes"
+                middle = median_of_known(pairs.rtt_ms[slots][:, rows].T)
+                note = f"lost {int(pairs.lost[slots][:, rows].sum())} of {int(pairs.sent[slots][:, rows].sum())} probes"
                 found.append(
                     series_evidence(f"probe round trip {label} {name}", "ms", times, middle.tolist(), note=note)
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +57,10 @@ class Pace(msgspec.Struct):
         for row in plain:
             self._learn(row, usual_now, limits.stall_ms)
 
+    def forget(self, before_ns: int) -> None:
+        """Drop stalls that are too old to count."""
+        self.stalls_ns = [at for at in self.stalls_ns if at >= before_ns][-256:]
+
     def _learn(self, row: StepRow, usual_now: bool, stall_ms: float) -> None:
         learnt = self.learnt
         if learnt and row.duration_ms > self.usual_ms + stall_ms:
@@ -68,22 +72,20 @@ class Pace(msgspec.Struct):
 
 
 def follow(
-    paces: dict[str, Pace], reports: Iterable[StepReport], topology: Topology, limits: PaceLimits
+    paces: dict[str, Pace], reports: Sequence[StepReport], topology: Topology, limits: PaceLimits
 ) -> dict[str, Pace]:
     """Paces after `reports`; of jobs that neither run nor report, none are kept."""
-    running = {layout.job for layout in topology.jobs()}
-    newest_ns: dict[str, int] = {}
+    running = {layout.job for layout in topology.jobs()} | {report.job for report in reports}
+    newest = {job: pace.newest_step for job, pace in paces.items()}
     for report in reports:
-        running.add(report.job)
-        newest_ns[report.job] = max(report.observed_at_ns, newest_ns.get(report.job, 0))
-        pace = paces.setdefault(report.job, Pace())
-        last = report.rows[-1].step if report.rows else pace.newest_step
-        if pace.newest_step - 100 <= last <= pace.newest_step:
+        # most ranks tell what the first one told: ten thousand of them must cost nothing
+        step, rows = newest.get(report.job, -1), report.rows
+        if not rows or step - 100 <= rows[-1].step <= step:
             continue
-        if last < pace.newest_step:
+        pace = paces.setdefault(report.job, Pace())
+        if rows[-1].step < step:
             pace.newest_step = -1
-        pace.take([row for row in report.rows if row.step > pace.newest_step], limits)
-    for job, at_ns in newest_ns.items():
-        horizon_ns = at_ns - int(limits.stall_window_s * NS_PER_S)
-        paces[job].stalls_ns = [at for at in paces[job].stalls_ns if at >= horizon_ns][-256:]
+        pace.take([row for row in rows if row.step > pace.newest_step], limits)
+        pace.forget(report.observed_at_ns - int(limits.stall_window_s * NS_PER_S))
+        newest[report.job] = pace.newest_step
     return {job: pace for job, pace in paces.items() if job in running}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
@@ -21,18 +19,18 @@ _FORGET_PAIR_TICKS = 600
 
 
 def _ring(pairs: int) -> Array:
-    return np.zeros((pairs, RING), dtype=np.float32)
+    return np.zeros((RING, pairs), dtype=np.float32)
 
 
 class Pairs(msgspec.Struct):
-    """Rings over the last ticks, pairs × `RING`; slot `cursor` is the newest tick.
+    """Rings over the last ticks, `RING` × pairs; slot `cursor` is the newest tick.
 
     `log_base` and `log_scale` are each pair's usual round trip, learnt in logarithms with forgetting; `known` counts samples. `silent`
     counts the newest probed ticks without any answer; `idle` the ticks since a pair was probed. `late` marks ticks whose longest round
     trip was of another order than the median: what a queue or a retransmission does, and a median hides.
     """
 
-    keys: list[tuple[str, str]] = []
+    keys: tuple[tuple[str, str], ...] = ()
     cursor: int = 0
     times: Array = msgspec.field(default_factory=lambda: np.zeros(RING, dtype=np.int64))
     rtt_ms: Array = msgspec.field(default_factory=lambda: _ring(0))
@@ -53,13 +51,13 @@ class Pairs(msgspec.Struct):
         index = self._rows(matrix.entities)
         self.cursor = (self.cursor + 1) % RING
         self.times[self.cursor] = at_ns
-        self.rtt_ms[:, self.cursor] = np.nan
-        self.sent[:, self.cursor], self.lost[:, self.cursor], self.late[:, self.cursor] = 0.0, 0.0, 0.0
+        self.rtt_ms[self.cursor] = np.nan
+        self.sent[self.cursor], self.lost[self.cursor], self.late[self.cursor] = 0.0, 0.0, 0.0
         lost = np.nan_to_num(matrix.column("lost_count"))
         sent = np.maximum(np.nan_to_num(matrix.column("sent_count")), lost)
-        self.rtt_ms[index, self.cursor] = matrix.column("rtt_ms")
-        self.sent[index, self.cursor], self.lost[index, self.cursor] = sent, lost
-        self.late[index, self.cursor] = self._is_late(index, matrix)
+        self.rtt_ms[self.cursor, index] = matrix.column("rtt_ms")
+        self.sent[self.cursor, index], self.lost[self.cursor, index] = sent, lost
+        self.late[self.cursor, index] = self._is_late(index, matrix)
         self.idle += 1
         self.idle[index] = 0
         probed = index[sent > 0]
@@ -70,10 +68,17 @@ class Pairs(msgspec.Struct):
         return np.asarray((self.cursor - np.arange(min(ticks, RING))[::-1]) % RING)
 
     def typical_rtt(self, ticks: int, least: int) -> Array:
-        """Median round trip over the newest ticks; NaN with fewer than `least` answers."""
-        window = self.rtt_ms[:, self.recent(ticks)].T
-        enough = np.isfinite(window).sum(axis=0) >= least
-        return np.where(enough, median_of_known(np.ascontiguousarray(window)), np.nan)
+        """Median round trip over the newest ticks; NaN with fewer than `least` answers.
+
+        Of a pair that was never above its usual round trip in these ticks the usual one is given: its median is not above that either.
+        """
+        window = self.rtt_ms[self.recent(ticks)]
+        with np.errstate(invalid="ignore"):
+            usual = np.exp(self.log_base)
+            high = np.flatnonzero((window > 1.1 * usual).any(axis=0) | (self.known == 0))
+        typical = np.where(np.isfinite(window).sum(axis=0) >= least, usual, np.nan)
+        typical[high] = np.where(np.isfinite(typical[high]), median_of_known(window[:, high]), np.nan)
+        return typical
 
     def rise(self, typical: Array) -> tuple[Array, Array]:
         """How far round trips are above each pair's own usual one: in its scales, and in milliseconds; NaN where nothing is known."""
@@ -94,7 +99,7 @@ class Pairs(msgspec.Struct):
 
     def learn(self, healthy: Array) -> None:
         """Move the usual round trips of `healthy` pairs towards the newest tick; innovations are clipped."""
-        now = self.rtt_ms[:, self.cursor]
+        now = self.rtt_ms[self.cursor]
         use = healthy & np.isfinite(now) & (now > 0)
         value = np.log(np.where(use, now, 1.0))
         first = use & (self.known == 0)
@@ -108,7 +113,7 @@ class Pairs(msgspec.Struct):
             use, self.log_scale + weight * (1.2533 * np.abs(away) - self.log_scale), self.log_scale
         )
         self.known = np.where(use, self.known + 1, self.known)
-        sent, lost = float(self.sent[healthy, self.cursor].sum()), float(self.lost[healthy, self.cursor].sum())
+        sent, lost = float(self.sent[self.cursor, healthy].sum()), float(self.lost[self.cursor, healthy].sum())
         self.probes_seen = min(self.probes_seen + sent, 1e6)
         if sent:
             self.loss_rate += (lost / sent - self.loss_rate) * min(1.0, sent / max(self.probes_seen, 1.0))
@@ -123,8 +128,8 @@ class Pairs(msgspec.Struct):
             long = (matrix.column("rtt_max_ms") >= _LATE_MS) & (matrix.column("rtt_max_ms") >= _LATE_FACTOR * usual)
             return np.asarray(long & (matrix.column("rtt_ms") < 3.0 * usual) & (self.known[index] > 0))
 
-    def _rows(self, entities: Sequence[tuple[str, str]]) -> Array:
-        if len(entities) == len(self.keys) and list(entities) == self.keys:
+    def _rows(self, entities: tuple[tuple[str, str], ...]) -> Array:
+        if entities is self.keys or entities == self.keys:
             return np.arange(len(entities))
         index = {key: number for number, key in enumerate(self.keys)}
         new = [key for key in entities if key not in index]
@@ -135,9 +140,9 @@ class Pairs(msgspec.Struct):
 
     def _grow(self, new: list[tuple[str, str]]) -> None:
         count = len(new)
-        self.keys = [*self.keys, *new]
-        self.rtt_ms = np.vstack([self.rtt_ms, _ring(count) + np.float32(np.nan)])
-        self.sent, self.lost, self.late = (np.vstack([old, _ring(count)]) for old in (self.sent, self.lost, self.late))
+        self.keys = (*self.keys, *new)
+        self.rtt_ms = np.hstack([self.rtt_ms, _ring(count) + np.float32(np.nan)])
+        self.sent, self.lost, self.late = (np.hstack([old, _ring(count)]) for old in (self.sent, self.lost, self.late))
         self.log_base, self.log_scale = (np.append(old, np.zeros(count)) for old in (self.log_base, self.log_scale))
         zeros = np.zeros(count, dtype=np.int64)
         self.known, self.idle, self.silent = (np.append(old, zeros) for old in (self.known, self.idle, self.silent))
@@ -146,7 +151,7 @@ class Pairs(msgspec.Struct):
         keep = self.idle <= _FORGET_PAIR_TICKS
         if keep.all():
             return
-        self.keys = [key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept]
+        self.keys = tuple(key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept)
         self.rtt_ms, self.sent, self.lost, self.late = (
             self.rtt_ms[keep],
             self.sent[keep],

@@ -18,12 +18,14 @@ def _zeros() -> Array:
 
 
 class Ports(msgspec.Struct):
-    """One row for each rail interface: ticks that its carrier was there or not, and since when it is gone.
+    """One row for each interface: ticks that its carrier was there or not, and since when it is gone.
 
-    `drops_ns` has those interfaces that lost their carrier within the window, with when.
+    `drops_ns` has those interfaces that lost their carrier within the window, with when. `loop` are the loopback ones; they and those
+    that are not rails are not followed.
     """
 
-    keys: list[tuple[str, str]] = []
+    keys: tuple[tuple[str, str], ...] = ()
+    loop: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     up_ticks: Array = msgspec.field(default_factory=_zeros)
     down_ticks: Array = msgspec.field(default_factory=_zeros)
     down_since_ns: Array = msgspec.field(default_factory=_zeros)
@@ -32,16 +34,14 @@ class Ports(msgspec.Struct):
     def put(self, tick: AlignedTick, matrix: FamilyMatrix, absent: dict[str, int], window_s: float) -> None:
         """One tick's interfaces. Those of nodes that are absent are kept, others that are gone are forgotten."""
         carrier, role, changes = matrix.column("carrier"), matrix.column("role"), matrix.column("carrier_changes_per_s")
-        known_role = np.where(np.isfinite(role), role, _UNKNOWN_ROLE)
-        mine = np.isfinite(carrier) & ((known_role == _RAIL) | (known_role == _UNKNOWN_ROLE))
-        rows = np.flatnonzero(mine)
-        entities = matrix.entities if len(rows) == len(mine) else tuple(matrix.entities[i] for i in rows.tolist())
-        if any(device == "lo" for _, device in entities):
-            rows = np.array([i for i in rows.tolist() if matrix.entities[i][1] != "lo"], dtype=np.intp)
-            entities = tuple(matrix.entities[i] for i in rows.tolist())
-        index = self._rows(entities, absent)
+        index = self._rows(matrix.entities, absent)
         with np.errstate(invalid="ignore"):
-            self._note(index, tick.at_ns, carrier[rows] > 0, changes[rows] > 0)
+            mine = (
+                np.isfinite(carrier)
+                & ((role == _RAIL) | (role == _UNKNOWN_ROLE) | ~np.isfinite(role))
+                & ~self.loop[index]
+            )
+            self._note(index[mine], tick.at_ns, carrier[mine] > 0, changes[mine] > 0)
         horizon_ns = tick.at_ns - int(window_s * NS_PER_S)
         kept = {row: [at for at in drops if at >= horizon_ns] for row, drops in self.drops_ns.items()}
         self.drops_ns = {row: drops for row, drops in kept.items() if drops}
@@ -59,7 +59,7 @@ class Ports(msgspec.Struct):
         self.up_ticks[index] = np.where(up, self.up_ticks[index] + 1, np.where(down, 0, self.up_ticks[index]))
 
     def _rows(self, entities: tuple[tuple[str, str], ...], absent: dict[str, int]) -> Array:
-        if len(entities) == len(self.keys) and list(entities) == self.keys:
+        if entities is self.keys or entities == self.keys:
             return np.arange(len(entities))
         seen = set(entities)
         keep = [i for i, key in enumerate(self.keys) if key in seen or key[0] in absent]
@@ -67,7 +67,8 @@ class Ports(msgspec.Struct):
         new = [key for key in entities if key not in old]
         moved = {row: number for number, row in enumerate(keep)}
         self.drops_ns = {moved[row]: drops for row, drops in self.drops_ns.items() if row in moved}
-        self.keys = [*(self.keys[i] for i in keep), *new]
+        self.keys = (*(self.keys[i] for i in keep), *new)
+        self.loop = np.array([device == "lo" for _, device in self.keys], dtype=np.bool_)
         pad = np.zeros(len(new), dtype=np.int64)
         self.up_ticks, self.down_ticks, self.down_since_ns = (
             np.append(values[keep], pad) for values in (self.up_ticks, self.down_ticks, self.down_since_ns)

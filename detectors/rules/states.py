@@ -34,16 +34,16 @@ class StateSettings:
 class Rows(msgspec.Struct):
     """One family's rows × its rules: seconds that the state has stood (time without it counts back), its last sign, what is usual."""
 
-    keys: list[tuple[str, str]] = []
+    keys: tuple[tuple[str, str], ...] = ()
     stood_s: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     first_ns: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     last_ns: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     usual: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
 
-    def align(self, entities: tuple[tuple[str, str], ...], rules: int) -> None:
-        """Make the rows those of this tick, keeping what is known of each."""
-        if self.stood_s.shape[1] == rules and len(entities) == len(self.keys) and list(entities) == self.keys:
-            return
+    def align(self, entities: tuple[tuple[str, str], ...], rules: int) -> bool:
+        """Make the rows those of this tick, keeping what is known of each; whether they are others than before."""
+        if self.stood_s.shape[1] == rules and (entities is self.keys or entities == self.keys):
+            return False
         place = {key: number for number, key in enumerate(self.keys)} if self.stood_s.shape[1] == rules else {}
         source = np.array([place.get(key, -1) for key in entities], dtype=np.intp)
         for name, blank, kind in (
@@ -57,7 +57,8 @@ class Rows(msgspec.Struct):
             if place:
                 new[source >= 0] = old[source[source >= 0]]
             setattr(self, name, new)
-        self.keys = list(entities)
+        self.keys = entities
+        return True
 
 
 class Opinion(msgspec.Struct):
@@ -72,10 +73,13 @@ class Opinion(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Rows by family; opinions by node and state; how many GPUs each node has had, and for how long fewer."""
+    """Rows by family; opinions by node and state; how many GPUs each node reports and has reported, and
+    for how long fewer.
+    """
 
     rows: dict[str, Rows] = {}
     opinions: dict[str, dict[str, Opinion]] = {}
+    gpu_seen: dict[str, int] = {}
     gpu_count: dict[str, int] = {}
     missing_ticks: dict[str, int] = {}
 
@@ -136,7 +140,8 @@ class DeviceStateDetector(Detector):
 
     def _states_of(self, matrix: FamilyMatrix, rules: list[StateRule], tick: AlignedTick) -> list[Found]:
         rows = self._state.rows.setdefault(matrix.family, Rows())
-        rows.align(matrix.entities, len(rules))
+        if rows.align(matrix.entities, len(rules)) and matrix.family == "gpu":
+            self._state.gpu_seen = dict(Counter(node for node, _ in matrix.entities))
         found: list[Found] = []
         for column, rule in enumerate(rules):
             if rule.test != "rows_missing":
@@ -173,14 +178,16 @@ class DeviceStateDetector(Detector):
 
     def _missing(self, tick: AlignedTick) -> list[Found]:
         """Nodes that are there and report fewer GPUs than they did; the highest number so far is what they have."""
-        rule, matrix = self._by_name.get("gpu_missing"), tick.family("gpu")
-        if rule is None or (matrix is None and not self._state.gpu_count):
+        rule, counted = self._by_name.get("gpu_missing"), self._state.gpu_seen
+        matrix = tick.family("gpu")
+        if rule is None or matrix is None or (counted == self._state.gpu_count and not self._state.missing_ticks):
             return []
-        counted = Counter(node for node, _ in matrix.entities) if matrix is not None else Counter()
         here = set(np.array(tick.nodes, dtype=object)[tick.present].tolist())
-        known = {node: max(counted[node], self._state.gpu_count.get(node, 0)) for node in tick.nodes}
+        known = {node: max(counted.get(node, 0), self._state.gpu_count.get(node, 0)) for node in tick.nodes}
         self._state.gpu_count = {node: count for node, count in known.items() if count}
-        fewer = {node for node, count in self._state.gpu_count.items() if node in here and 0 < counted[node] < count}
+        fewer = {
+            node for node, count in self._state.gpu_count.items() if node in here and 0 < counted.get(node, 0) < count
+        }
         before = self._state.missing_ticks
         self._state.missing_ticks = {node: before.get(node, 0) + 1 for node in sorted(fewer)}
         step_s = tick.interval_ms / 1000
