@@ -149,8 +149,8 @@ class Encoder:
 
     def _ticks(self, interval: Interval, jitter_s: F64) -> Iterator[tuple[str, bytes, Record, int]]:
         there: dict[str, Bools] = {n: _present(v) for n, v in interval.values.items()}
-        some: dict[str, list[bool]] = {name: present.any(axis=1).tolist() for name, present in there.items()}
-        whole: dict[str, list[bool]] = {name: present.all(axis=1).tolist() for name, present in there.items()}
+        some = {name: np.asarray(present.any(axis=1)) for name, present in there.items()}
+        whole = {name: np.asarray(present.all(axis=1)) for name, present in there.items()}
         missing = self._missing_blocks(interval.number)
         width_ms = round(1000 * self._spec.interval_s)
         for node in np.flatnonzero(interval.heard).tolist():

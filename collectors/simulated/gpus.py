@@ -92,7 +92,11 @@ class Gpus:
         busy = (1 - SPIN_POWER) * active + SPIN_POWER * np.minimum(1.0, active + spin)
         watts = self._idle_w + span * busy * slower
         watts = watts * (1.0 + 0.012 * self._power.advance(stream))
-        return watts if drivers.calm("power_cap") else np.minimum(watts, TDP_W * drivers["power_cap"])
+        return (
+            watts
+            if drivers.calm("power_cap")
+            else np.where(drivers["power_cap"] < 1.0, np.minimum(watts, TDP_W * drivers["power_cap"]), watts)
+        )
 
     def _warm(self, power: F64, inlet_c: F64, drivers: Drivers) -> None:
         rise = 0.07 * (power - self._idle_w) - self._warming + (inlet_c - INLET_C)[:, None]

@@ -1,8 +1,8 @@
 """What each GPU and node is like when it works as usual: real distributions, dealt out so that a job's members are alike.
 
-Each metric's distribution is cut into slices, one per job (and for the light and the idle nodes), in an order that follows one hidden
-intensity of the job more or less closely; a job's GPUs fill the middle of their slice. Over the cluster the values follow the real
-distribution, within a job they are close, and across metrics they go together.
+Each metric's distribution is cut into slices: the lowest for idle nodes, the next for lightly used ones, then one per job, in an order
+that follows one hidden intensity of the job more or less closely; a job's GPUs fill the middle of their slice. Over the cluster the
+values follow the real distribution, within a job they are close, and across metrics they go together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collectors.simulated.layout import Layout
 from collectors.simulated.marginals import quantile
 from collectors.simulated.noise import F64, Ints, Noise
 from collectors.simulated.placement import Placement
-from collectors.simulated.spec import GPUS
+from collectors.simulated.spec import GPUS, IDLE_SHARE, LIGHT_SHARE
 
 CLOSENESS = 0.5
 """Share of its slice that a job fills: its members differ, but less than chance would have it."""
@@ -26,6 +26,7 @@ GPU_METRICS = {
 }  # fmt: skip
 NODE_METRICS = {"cpu_busy_ratio": 0.4, "mem_used_ratio": 0.3, "ib_tx_mb_per_s": 0.6}
 IDLE_POWER_W = 62.0
+LEAST_BYTES_PER_S = 2e8
 INLET_C = 22.0
 
 
@@ -53,7 +54,7 @@ def levels(layout: Layout, placement: Placement, noise: Noise) -> Levels:
     return Levels(
         gpu["gpu_power_w"], gpu["gpu_temp_c"], gpu["memory_temp_c"], gpu["gpu_util_ratio"], gpu["fb_used_ratio"],
         gpu["sm_active_ratio"], gpu["tensor_active_ratio"], node["cpu_busy_ratio"], node["mem_used_ratio"],
-        node["ib_tx_mb_per_s"] * 1e6,
+        _networked(node["ib_tx_mb_per_s"] * 1e6, placement),
     )  # fmt: skip
 
 
@@ -71,16 +72,20 @@ def _dealt(name: str, owner: Ints, width: int, rho: float, placement: Placement,
     stream = noise.stream(f"level {name}")
     intensity = _intensity(placement, noise)
     key = {g: rho * z + (1 - rho * rho) ** 0.5 * float(stream.standard_normal()) for g, z in intensity.items()}
-    order = [-1, -2, *sorted((g for g in key if g >= 0), key=lambda g: key[g])]
+    order = sorted((g for g in key), key=lambda g: key[g])
     if name == "ib_tx_mb_per_s":
-        order.sort(key=lambda g: g >= 0 and placement.grids[g].nodes > 1)
+        order.sort(key=lambda g: placement.grids[g].nodes > 1)
     result = np.empty((len(owner), width))
-    at = 0.0
+    busy = max(1, sum(grid.nodes for grid in placement.grids))
+    slices = {-1: (0.0, IDLE_SHARE), -2: (IDLE_SHARE, LIGHT_SHARE)}
+    at = IDLE_SHARE + LIGHT_SHARE
     for group in order:
-        members = np.flatnonzero(owner == group)
-        share = len(members) / len(owner)
-        result[members] = quantile(name, _slice(at, share, (len(members), width), stream, group))
+        share = (1.0 - IDLE_SHARE - LIGHT_SHARE) * placement.grids[group].nodes / busy
+        slices[group] = (at, share)
         at += share
+    for group, (begin, share) in slices.items():
+        members = np.flatnonzero(owner == group)
+        result[members] = quantile(name, _slice(begin, share, (len(members), width), stream, group))
     return result
 
 
@@ -92,6 +97,16 @@ def _slice(at: float, share: float, shape: tuple[int, int], stream: np.random.Ge
     closeness = CLOSENESS if group >= 0 else 1.0
     middle = at + share / 2
     return middle + (places - 0.5) * share * closeness
+
+
+def _networked(traffic: F64, placement: Placement) -> F64:
+    """No job of several nodes is without any traffic, though the real distribution has many zeros."""
+    for grid in placement.grids:
+        if grid.nodes > 1:
+            traffic[grid.span] = np.maximum(traffic[grid.span], LEAST_BYTES_PER_S)
+        else:
+            traffic[grid.span] = 0.0
+    return traffic
 
 
 def _intensity(placement: Placement, noise: Noise) -> dict[int, float]:

@@ -12,6 +12,8 @@ START_NS = 1_767_225_600 * NS_PER_S
 """Default first moment (2026-01-01T00:00:00Z): recordings of one seed are the same bytes whenever they are made."""
 
 MAX_NODES = 20_000
+IDLE_SHARE, LIGHT_SHARE = 0.33, 0.25
+"""Shares of nodes without a job, and with notebooks and debugging, in the cluster that the marginals come from."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Spec:
     jobs
         ``mix`` (sizes drawn from the seed) or a list such as ``2x16:pipeline,64:dense``: count x nodes : profile.
     idle_share
-        Share of nodes without a job in ``mix``; as many as in the clusters that the marginals come from.
+        Share of nodes without a job in ``mix``.
+    light_share
+        Share of nodes used lightly, of all.
     disorder
         Scale of the healthy disorder (missing data, pauses, skew): 0 none, 1 as described in the documentation.
     """
@@ -39,8 +43,8 @@ class Spec:
     rails: int = 8
     rate_hz: float = 1.0
     jobs: str = "mix"
-    idle_share: float = 0.30
-    light_share: float = 0.15
+    idle_share: float = IDLE_SHARE
+    light_share: float = LIGHT_SHARE
     disorder: float = 1.0
     cluster: str = "sim"
     start_ns: int = START_NS

@@ -11,7 +11,7 @@ import numpy as np
 from collectors.simulated.engine import Simulator
 from collectors.simulated.faults.base import FaultKind, Stop
 from collectors.simulated.incidents import Incident, culprits
-from collectors.simulated.noise import F64
+from collectors.simulated.noise import F64, Ints
 from collectors.simulated.run import build
 from collectors.simulated.spec import Spec
 from collectors.simulated.state import Interval, Steps
@@ -37,7 +37,9 @@ class Run:
         """[time, node, device]."""
         return np.stack([interval.family(family)[..., column] for interval in self.intervals]).astype(np.float64)
 
-    def steps(self, job: int, begin_s: float, end_s: float, phases: Sequence[str] = ("train", "checkpoint")) -> list[Steps]:
+    def steps(
+        self, job: int, begin_s: float, end_s: float, phases: Sequence[str] = ("train", "checkpoint")
+    ) -> list[Steps]:
         """Steps of a job that began in a stretch of time."""
         return [
             s
@@ -75,6 +77,6 @@ def stops(kind: FaultKind) -> bool:
     return kind.stop is not Stop.NONE
 
 
-def struck_ranks(incident: Incident, run: Run, job: int) -> F64:
+def struck_ranks(incident: Incident, run: Run, job: int) -> Ints:
     """Indices of the ranks of a job that a fault strikes."""
-    return np.flatnonzero(culprits(incident, run.simulator.placement.grids[job])).astype(np.float64)
+    return np.flatnonzero(culprits(incident, run.simulator.placement.grids[job]))

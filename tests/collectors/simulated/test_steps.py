@@ -79,6 +79,8 @@ def test_a_pause_strikes_once_not_in_the_backward_pass_too() -> None:
 
 @pytest.mark.parametrize(("stages", "micro"), [(2, 2), (4, 8), (8, 16), (4, 2)])
 def test_a_pipeline_takes_as_long_as_the_textbook_says(stages: int, micro: int) -> None:
-    ended = schedule.run(np.zeros((stages, 1)), np.full((stages, 1, micro), 1.0), np.full((stages, 1, micro), 2.0), np.zeros((stages, 1)))
+    ended = schedule.run(
+        np.zeros((stages, 1)), np.full((stages, 1, micro), 1.0), np.full((stages, 1, micro), 2.0), np.zeros((stages, 1))
+    )
     assert ended.max() == pytest.approx(3.0 * (micro + stages - 1))
     assert len(schedule.order(stages, micro)) == 2 * stages * micro
