@@ -15,7 +15,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 
@@ -23,6 +23,9 @@ from trainwarden.errors import DecodeError
 
 SCHEMA = 1
 """Major version written by this build. Additive changes keep it."""
+
+Int = Annotated[int, msgspec.Meta(le=2**63 - 1)]
+"""A whole number of a record: the wire could carry larger ones, arrays, snapshots and the store could not."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -42,11 +45,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
         Changes when the speaker starts again; orders `seq` across restarts.
     """
 
-    schema: int = SCHEMA
+    schema: Int = SCHEMA
     cluster: str = ""
     node: str = ""
-    seq: int = 0
-    observed_at_ns: int = 0
+    seq: Int = 0
+    observed_at_ns: Int = 0
     boot_id: str = ""
 
 
@@ -85,8 +88,8 @@ class Placement(Part, frozen=True):
     """Which rank of which job runs here. `device` is the device name ("gpu0", "cpu")."""
 
     job: str
-    attempt: int
-    rank: int
+    attempt: Int
+    rank: Int
     device: str = ""
 
 
@@ -124,7 +127,7 @@ class Tick(Record, frozen=True, tag="tick"):
     `spooled` says that the record waited on disk while the broker was away.
     """
 
-    interval_ms: int = 1000
+    interval_ms: Int = 1000
     blocks: tuple[Block, ...] = ()
     placements: tuple[Placement, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -138,9 +141,9 @@ class StepRow(Part, frozen=True):
     moment of handing over. Local time is everything before that moment.
     """
 
-    step: int
+    step: Int
     phase: str
-    started_at_ns: int
+    started_at_ns: Int
     duration_ms: float
     data_ms: float = math.nan
     forward_ms: float = math.nan
@@ -148,12 +151,12 @@ class StepRow(Part, frozen=True):
     wait_ms: float = math.nan
     optimizer_ms: float = math.nan
     checkpoint_ms: float = math.nan
-    arrived_at_ns: int = 0
+    arrived_at_ns: Int = 0
     cpu_ms: float = math.nan
     loss: float = math.nan
     grad_norm_local: float = math.nan
     grad_norm: float = math.nan
-    samples: int = 0
+    samples: Int = 0
     finite: bool = True
     param_checksum: float = math.nan
 
@@ -162,9 +165,9 @@ class StepReport(Record, frozen=True, tag="steps"):
     """Steps of one rank since its last report (one message per tick, not per step)."""
 
     job: str = ""
-    attempt: int = 0
-    rank: int = 0
-    world: int = 0
+    attempt: Int = 0
+    rank: Int = 0
+    world: Int = 0
     rows: tuple[StepRow, ...] = ()
 
 
@@ -181,10 +184,10 @@ class LogEvent(Record, frozen=True, tag="log"):
     line: str = ""
     template_id: str = ""
     attributes: dict[str, str] = {}
-    repeat: int = 1
+    repeat: Int = 1
     job: str = ""
-    attempt: int = 0
-    rank: int = -1
+    attempt: Int = 0
+    rank: Int = -1
 
 
 class TopologyEvent(Record, frozen=True, tag="topology"):
@@ -196,10 +199,10 @@ class TopologyEvent(Record, frozen=True, tag="topology"):
 
     entity: str = ""
     origin: str = "inferred"
-    valid_from_ns: int = 0
+    valid_from_ns: Int = 0
     attributes: dict[str, str] = {}
-    attempt: int = 0
-    ranks: tuple[tuple[int, str, str], ...] = ()
+    attempt: Int = 0
+    ranks: tuple[tuple[Int, str, str], ...] = ()
     removed: bool = False
 
 
@@ -209,8 +212,8 @@ class FrameCut(Record, frozen=True, tag="cut"):
     `positions` maps "topic/partition" to the next offset *not* contained in the frame that ended at `now_ns`.
     """
 
-    now_ns: int = 0
-    positions: dict[str, int] = {}
+    now_ns: Int = 0
+    positions: dict[str, Int] = {}
 
 
 # --- opinions ------------------------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ class Evidence(Part, frozen=True):
 
     name: str
     unit: str
-    at_ns: tuple[int, ...] = ()
+    at_ns: tuple[Int, ...] = ()
     values: tuple[float, ...] = ()
     low: float = math.nan
     high: float = math.nan
@@ -271,21 +274,21 @@ class Verdict(Record, frozen=True, tag="verdict"):
 
     verdict_id: str = ""
     detector: str = ""
-    version: int = 1
+    version: Int = 1
     config_hash: str = ""
     job: str = ""
-    attempt: int = 0
+    attempt: Int = 0
     entity: Entity = Entity(EntityKind.JOB, "")
-    rank: int = -1
+    rank: Int = -1
     kind: str = ""
     score: float = 0.0
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
     confidence: float = 0.0
-    onset_at_ns: int = 0
-    window_start_ns: int = 0
-    window_end_ns: int = 0
+    onset_at_ns: Int = 0
+    window_start_ns: Int = 0
+    window_end_ns: Int = 0
     reach: Reach = Reach.STORE
     text: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -314,13 +317,13 @@ class Cause(Part, frozen=True):
 class Timeline(Part, frozen=True):
     """The moments by which a healing system is judged; 0 = not yet. Unix nanoseconds."""
 
-    fault_at_ns: int = 0
-    first_signal_at_ns: int = 0
-    verdict_at_ns: int = 0
-    decided_at_ns: int = 0
-    acted_at_ns: int = 0
-    recovered_at_ns: int = 0
-    closed_at_ns: int = 0
+    fault_at_ns: Int = 0
+    first_signal_at_ns: Int = 0
+    verdict_at_ns: Int = 0
+    decided_at_ns: Int = 0
+    acted_at_ns: Int = 0
+    recovered_at_ns: Int = 0
+    closed_at_ns: Int = 0
 
 
 class Incident(Record, frozen=True, tag="incident"):
@@ -332,15 +335,15 @@ class Incident(Record, frozen=True, tag="incident"):
 
     incident_id: str = ""
     dedup_key: str = ""
-    revision: int = 0
+    revision: Int = 0
     status: IncidentStatus = IncidentStatus.OPEN
     job: str = ""
-    attempt: int = 0
+    attempt: Int = 0
     kind: str = ""
     severity: str = "warning"
     title: str = ""
     culprits: tuple[Entity, ...] = ()
-    culprit_rank: int = -1
+    culprit_rank: Int = -1
     victims: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
     confidence: float = 0.0
@@ -350,8 +353,8 @@ class Incident(Record, frozen=True, tag="incident"):
     report: str = ""
     evidence: tuple[Evidence, ...] = ()
     verdict_ids: tuple[str, ...] = ()
-    recurrence: int = 0
-    last_step: int = -1
+    recurrence: Int = 0
+    last_step: Int = -1
     superseded_by: str = ""
     close_reason: str = ""
 
@@ -393,17 +396,17 @@ class Plan(Record, frozen=True, tag="plan"):
 
     plan_id: str = ""
     incident_id: str = ""
-    incident_revision: int = 0
-    number: int = 1
+    incident_revision: Int = 0
+    number: Int = 1
     job: str = ""
-    attempt: int = 0
+    attempt: Int = 0
     kind: str = ""
     steps: tuple[PlanStep, ...] = ()
     mode: Mode = Mode.RECOMMEND
     reason: str = ""
-    expires_at_ns: int = 0
+    expires_at_ns: Int = 0
     precondition: str = ""
-    fence: int = 0
+    fence: Int = 0
     policy_revision: str = ""
 
 
@@ -436,9 +439,9 @@ class ActionResult(Record, frozen=True, tag="action"):
     mode: Mode = Mode.RECOMMEND
     rail: str = ""
     reason: str = ""
-    fence: int = 0
-    started_at_ns: int = 0
-    finished_at_ns: int = 0
+    fence: Int = 0
+    started_at_ns: Int = 0
+    finished_at_ns: Int = 0
     detail: dict[str, str] = {}
 
 
@@ -446,10 +449,10 @@ class Delivery(Record, frozen=True, tag="delivery"):
     """One attempt to tell somebody about an incident."""
 
     incident_id: str = ""
-    revision: int = 0
+    revision: Int = 0
     receiver: str = ""
     cause: str = ""
-    attempt: int = 1
+    attempt: Int = 1
     status: str = ""
     reason: str = ""
 
@@ -459,7 +462,7 @@ class StateSnapshot(Record, frozen=True, tag="state"):
 
     owner: str = ""
     code_version: str = ""
-    positions: dict[str, int] = {}
+    positions: dict[str, Int] = {}
     payload: bytes = b""
 
 
@@ -470,15 +473,15 @@ class PolicyChange(Record, frozen=True, tag="policy"):
     value: str = ""
     author: str = ""
     comment: str = ""
-    expires_at_ns: int = 0
+    expires_at_ns: Int = 0
 
 
 class DeadLetter(Record, frozen=True, tag="dead"):
     """Bytes nobody could read, where they lay and why they were refused."""
 
     topic: str = ""
-    partition: int = 0
-    offset: int = -1
+    partition: Int = 0
+    offset: Int = -1
     reason: str = ""
     key: bytes = b""
     payload: bytes = b""

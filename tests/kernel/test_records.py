@@ -96,3 +96,21 @@ def test_ids_depend_on_their_parts_only(parts: list[str]) -> None:
 def test_decode_as_refuses_another_kind() -> None:
     with pytest.raises(DecodeError, match="a LogEvent where Tick"):
         records.decode_as(records.Tick, records.encode(records.LogEvent()))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        records.Tick(seq=2**63),
+        records.Tick(observed_at_ns=2**64 - 1),
+        records.Tick(placements=(records.Placement("j", 2**63, 0),)),
+        records.StepReport(rows=(records.StepRow(2**63, "train", 0, 1.0),)),
+        records.FrameCut(positions={"tw.ticks/0": 2**63}),
+        records.TopologyEvent(ranks=((2**63, "n0", "cpu"),)),
+        records.Incident(revision=2**64 - 1),
+    ],
+)
+def test_a_number_beyond_64_signed_bits_is_no_record(record: records.Record) -> None:
+    """Arrays, snapshots and the store hold no such number: found out there, it would stop a whole worker."""
+    with pytest.raises(DecodeError, match="not a record"):
+        records.decode(records.encode(record))
