@@ -6,10 +6,13 @@ PYTHON ?= python3
 VENV ?= .venv
 FAULT ?= freeze
 SEED ?= 0
+BENCH_VENV ?= .venv-bench
+SPLIT ?= test
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
+BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults bench clean install
+.PHONY: demo test lint unit integration test-faults bench bench-detect clean install
 
 install: $(STAMP)
 
@@ -45,5 +48,14 @@ test: lint unit integration
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# detectors, ours and the usual tools, on public labelled series; an environment of its own, for the peers pin other versions
+bench-detect: $(BENCH_STAMP)
+	$(BENCH_VENV)/bin/python -m benchmarks.detect --split $(SPLIT)
+
+$(BENCH_STAMP): pyproject.toml benchmarks/detect/constraints.txt
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint benchmarks/detect/constraints.txt --editable ".[bench]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo-run .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH_VENV) demo-run .pytest_cache .mypy_cache .ruff_cache

@@ -6,9 +6,9 @@ A method's packages are imported (and compiled) once in a process of the method;
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import resource
 import signal
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,8 +132,8 @@ def fit_and_score(method: type[Method], task: Task, train: F64, test: F64) -> tu
 
 def cpu_seconds() -> float:
     """Processor time of this process, its threads and its ended children."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def memory_bytes(field: str) -> int:

@@ -8,7 +8,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import benchmarks.detect.methods as folder
@@ -97,9 +98,15 @@ def module_path(module: str) -> Path:
     return Path(spec.origin)
 
 
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """Distribution names by import name; slow to find out."""
+    return importlib.metadata.packages_distributions()
+
+
 def package_version(package: str) -> str:
     """Version of an installed package, by import name; `absent` when it is not there."""
-    for name in importlib.metadata.packages_distributions().get(package, [package]):
+    for name in distributions().get(package, [package]):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,1 @@
+"""Benchmarks are software too: their metrics, loaders and runner."""
