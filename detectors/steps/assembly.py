@@ -20,8 +20,8 @@ _MAX_PENDING = 4096
 class JointStep(msgspec.Struct):
     """One step over all ranks.
 
-    `values` is 5 × world (local, wait, data, duration, work; NaN where a rank did not say); `usual` false for steps that are not plain
-    training on every rank (first, evaluation, checkpoint).
+    `values` is 5 × world (local, wait, data, duration, work; NaN where a rank did not say), to be read only; `usual` false for steps that
+    are not plain training on every rank (first, evaluation, checkpoint).
     """
 
     step: int
@@ -57,7 +57,7 @@ class Assembly(msgspec.Struct):
             self._restart(newest, present.world)
         mine = table.of_attempt(self.attempt, self.world)
         if mine.reports:
-            self._note_nodes(mine)
+            self.nodes = mine.nodes_by_rank(self.nodes)
             self.last_heard_ns = now_ns
             self._fill(mine, now_ns)
         return anew
@@ -83,15 +83,13 @@ class Assembly(msgspec.Struct):
         self.nodes = [""] * world
         self.open_steps, self.closed_up_to = {}, -1
 
-    def _note_nodes(self, table: StepTable) -> None:
-        if len(table.report_nodes) == self.world and table.in_order and table.report_nodes == self.nodes:
-            return
-        for rank, node in zip(table.report_ranks.tolist(), table.report_nodes, strict=True):
-            if 0 <= rank < self.world:
-                self.nodes[rank] = node
-
     def _fill(self, table: StepTable, now_ns: int) -> None:
         columns = joint_columns(table)
+        if table.one_step and len(table.rows) == self.world and int(table.step[0]) not in self.open_steps:
+            step = int(table.step[0])
+            if step > self.closed_up_to:
+                self.open_steps[step] = _whole(step, table, columns, now_ns)
+            return
         fits = (table.step > self.closed_up_to) & (table.rank >= 0) & (table.rank < self.world)
         for step, rows in rows_by_step(table.step, fits):
             joint = self.open_steps.get(step)
@@ -106,6 +104,12 @@ class Assembly(msgspec.Struct):
             joint.seen = int(np.isfinite(joint.values[DURATION]).sum())
 
 
+def _whole(step: int, table: StepTable, columns: JointColumns, now_ns: int) -> JointStep:
+    """A step that all ranks report at once, in order: the columns are its matrix, nothing is copied."""
+    started_ns, seen = int(table.started_ns.min()), int(np.isfinite(columns.values[DURATION]).sum())
+    return JointStep(step, started_ns, now_ns, bool(columns.plain.all()), columns.values, seen)
+
+
 class JointColumns(msgspec.Struct):
     """A table's rows in the order of `JointStep.values`, and which of them are plain training."""
 
@@ -114,15 +118,20 @@ class JointColumns(msgspec.Struct):
 
 
 def joint_columns(table: StepTable) -> JointColumns:
-    """Local time, wait, data, duration and work of each row; made once per table."""
+    """Local time, wait, data, duration and work of each row; made once per table.
+
+    Work is left out (NaN) where it is the same for all rows that were asked.
+    """
     return table.kept("joint", _joint_columns)
 
 
 def _joint_columns(table: StepTable) -> JointColumns:
     duration, wait = table.number("duration_ms"), table.number("wait_ms")
     checkpoint = np.nan_to_num(np.maximum(table.number("checkpoint_ms"), 0.0))
-    samples = table.whole("samples").astype(np.float64)
-    samples[samples <= 0] = np.nan
+    samples = np.full(len(table.rows), np.nan)
+    if len(set(table.sampled("samples").tolist())) > 1:
+        samples = table.whole("samples").astype(np.float64)
+        samples[samples <= 0] = np.nan
     values = np.stack([duration - wait - checkpoint, wait, table.number("data_ms"), duration, samples])
     return JointColumns(values, np.isin(table.phase, PLAIN_PHASES) & (checkpoint == 0.0))
 
@@ -138,6 +147,8 @@ def rows_by_step(steps: NDArray[np.int64], wanted: NDArray[np.bool_]) -> list[tu
     rows = np.flatnonzero(wanted)
     if not rows.size:
         return []
+    if (steps[rows] == steps[rows[0]]).all():
+        return [(int(steps[rows[0]]), rows)]
     order = rows[np.argsort(steps[rows], kind="stable")]
     edges = np.flatnonzero(np.diff(steps[order])) + 1
     return [(int(steps[part[0]]), part) for part in np.split(order, edges)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
@@ -43,20 +44,22 @@ def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:
     return Block(steps[0].started_at_ns, end_ns, _median(durations), *parts), excess
 
 
-def divide_out_work(values: Array, groups: Groups) -> None:
-    """Take from a step's local times what more work than the peers' explains, in place (`JointStep.values`).
+def divided_by_work(step: JointStep, groups: Groups) -> JointStep:
+    """The step with local times relieved of what more work than the peers' explains.
 
     Only more work excuses. Less work must not accuse: part of a step costs the same however few samples it has, so a rank whose share was
     cut would look slow per sample.
     """
-    work = values[WORK]
+    work = step.values[WORK]
     if not np.isfinite(work).any() or np.nanmin(work) == np.nanmax(work):
-        return
+        return step
+    values = step.values.copy()
     for members in groups:
         known = work[members][np.isfinite(work[members])]
         if known.size:
             more = np.maximum(np.nan_to_num(work[members] / np.median(known), nan=1.0), 1.0)
             values[LOCAL, members] /= more
+    return structs.replace(step, values=values)
 
 
 class Usual(msgspec.Struct):

@@ -220,9 +220,7 @@ def _take_in(job: JobState, table: StepTable, now_ns: int) -> None:
     _follow_step_time(job, mine, saving)
     if not fits.any():
         return
-    for rank, node in zip(mine.report_ranks.tolist(), mine.report_nodes, strict=True):
-        if 0 <= rank < job.world:
-            job.nodes[rank] = node
+    job.nodes = mine.nodes_by_rank(job.nodes)
     ends_ns = mine.whole("started_at_ns") + (np.nan_to_num(mine.number("duration_ms")) * NS_PER_MS).astype(np.int64)
     for step, rows in rows_by_step(mine.step, fits):
         times = job.open_saves.setdefault(step, nan_array(job.world))

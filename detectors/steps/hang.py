@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -15,14 +16,16 @@ import numpy as np
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.state import decode_state, encode_state
 from detectors.steps.exits import Exit, culprit_of, parse_exit
-from detectors.steps.progress import STATE_DISK, STATE_NONE, STATE_STOPPED, STATE_ZOMBIE, JobProgress, Opinion, Process
+from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
+from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
+from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, StepReport, Verdict
+from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, Verdict
 from trainwarden.settings import option
-from trainwarden.topology import Topology
+from trainwarden.topology import JobLayout, Topology
 
-_JOB_SILENCE_NS = 3600 * NS_PER_S
+_JOB_SILENCE_NS = 1800 * NS_PER_S
 _FRESH_EVENT_NS = 5 * NS_PER_S
 
 
@@ -48,8 +51,11 @@ class HangSettings:
     hang_steps: float = option(
         30.0, "but not before so many usual steps would have fitted: the larger of the two counts"
     )
-    long_phase_s: float = option(180.0, "the least patience while the job evaluates or saves")
-    first_phase_s: float = option(600.0, "the least patience before the first step of an attempt")
+    long_phase_s: float = option(180.0, "patience while the job evaluates or saves, before one was seen to end")
+    first_phase_s: float = option(600.0, "patience before the first step of an attempt, before one was seen to come")
+    phase_factor: float = option(4.0, "later, so many times the longest of the last eight of the kind, and hang_s")
+    phase_least_s: float = option(60.0, "but no less than this (for a first step twice as long)")
+    phase_most_s: float = option(1800.0, "and no more than this")
     relapse_s: float = option(
         120.0, "processes that fail again before the first step, so soon after a failure, are still that failure"
     )
@@ -70,6 +76,19 @@ class State(msgspec.Struct):
     event_ns: int = 0
     jobs: dict[str, JobProgress] = {}
     present: dict[str, Silence] = {}
+    nodes: tuple[str, ...] = ()
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which rows of the process family are which ranks of a job: worked out again only when either changes."""
+
+    job: str
+    attempt: int
+    rows: Ints
+    ranks: Ints
+    nodes: list[str]
 
 
 class HangDetector(Detector):
@@ -77,12 +96,16 @@ class HangDetector(Detector):
 
     name = "hang"
     kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "telemetry_lost")
+    false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = HangSettings
     settings: HangSettings
 
     def __init__(self, settings: HangSettings | None = None) -> None:
         super().__init__(settings)
         self._state = State()
+        self._known: tuple[tuple[tuple[str, str], ...], tuple[JobLayout, ...]] = ((), ())
+        self._places: list[_Rows] = []
+        self._settled: dict[str, tuple[_Rows, Processes]] = {}
 
     def update(self, frame: Frame) -> list[Verdict]:
         self._follow(frame)
@@ -118,8 +141,8 @@ class HangDetector(Detector):
             self._follow_presence(tick)
             self._follow_processes(tick, frame)
         event_ns = self._state.event_ns or frame.now_ns
-        for report in frame.steps:
-            self._follow_steps(report, event_ns, frame.now_ns)
+        for table in tables_of(frame).values():
+            self._follow_steps(table, event_ns, frame.now_ns)
         for event in frame.logs:
             end = parse_exit(event, frame.now_ns)
             if end is not None and end.rank >= 0:
@@ -131,24 +154,25 @@ class HangDetector(Detector):
         job = self._state.jobs.setdefault(name, JobProgress(name))
         if attempt > job.attempt:
             if job.exits and not job.decided:
-                job.failed_ns = job.exits[0].heard_ns
+                job.failed_ns = next(iter(job.exits.values())).heard_ns
             job.begin(attempt, self._state.event_ns or now_ns)
         return job
 
-    def _follow_steps(self, report: StepReport, event_ns: int, now_ns: int) -> None:
-        job = self._attempt(report.job, report.attempt, now_ns)
+    def _follow_steps(self, table: StepTable, event_ns: int, now_ns: int) -> None:
+        job = self._attempt(table.job, table.attempts[-1], now_ns)
         job.heard_ns = now_ns
-        if report.attempt == job.attempt:
-            job.take_in(report, event_ns)
+        mine = table.of_attempt(job.attempt)
+        if mine.reports:
+            job.take_in(mine, event_ns)
 
     def _follow_exit(self, name: str, attempt: int, end: Exit) -> None:
         job = self._state.jobs.get(name) or self._attempt(name, attempt, end.heard_ns)
         job.heard_ns = max(job.heard_ns, end.heard_ns)
-        if attempt < job.attempt or any(known.rank == end.rank for known in job.exits):
+        if attempt < job.attempt or end.rank in job.exits:
             return
         if attempt > job.attempt:
             job = self._attempt(name, attempt, end.heard_ns)
-        job.exits.append(end)
+        job.exits[end.rank] = end
         job.ending |= end.code == 0
 
     def _follow_goodbye(self, event: LogEvent) -> None:
@@ -158,17 +182,22 @@ class HangDetector(Detector):
             job.ending = True
 
     def _follow_presence(self, tick: AlignedTick) -> None:
+        state = self._state
+        if not state.silent and tick.nodes == state.nodes and tick.present.all():
+            return
         here = set(tick.nodes)
-        for node in [known for known in self._state.present if known not in here]:
-            del self._state.present[node]
+        for node in [known for known in state.present if known not in here]:
+            del state.present[node]
         for node, present in zip(tick.nodes, tick.present.tolist(), strict=True):
             if present:
-                known = self._state.present.setdefault(node, Silence())
+                known = state.present.setdefault(node, Silence())
                 known.ticks = 0
-            elif node in self._state.present:
-                known = self._state.present[node]
+            elif node in state.present:
+                known = state.present[node]
                 known.since_ns = known.since_ns if known.ticks else tick.at_ns
                 known.ticks += 1
+        state.nodes = tick.nodes
+        state.silent = any(silence.ticks or silence.said for silence in state.present.values())
 
     def _follow_processes(self, tick: AlignedTick, frame: Frame) -> None:
         matrix = tick.family("process")
@@ -176,24 +205,25 @@ class HangDetector(Detector):
             return
         states, cpus, phases = matrix.column("state"), matrix.column("cpu_cores"), matrix.column("phase")
         steps, ages = matrix.column("last_step"), matrix.column("step_age_s")
-        for row, (node, device) in enumerate(matrix.entities):
-            job, rank = self._rank_at(node, device, frame.topology)
-            if job is None:
+        for place in self._placed(matrix.entities, frame.topology):
+            job = self._state.jobs.get(place.job)
+            if job is None or job.attempt != place.attempt:
                 continue
-            process = job.processes.setdefault(rank, Process(node))
-            process.note(node, tick.at_ns, float(states[row]), float(cpus[row]), float(phases[row]))
-            if steps[row] > job.rank_steps.get(rank, -1) and math.isfinite(ages[row]):
-                job.rank_steps[rank] = int(steps[row])
-                job.moved(tick.at_ns - int(float(ages[row]) * NS_PER_S), tick.at_ns)
+            known = self._settled.get(place.job)
+            if known is None or known[0] is not place or known[1] is not job.processes:
+                job.processes.settle(place.ranks, place.nodes)
+                self._settled = {**self._settled, place.job: (place, job.processes)}
+            rows = place.rows
+            job.processes.note(place.ranks, tick.at_ns, states[rows], cpus[rows], phases[rows])
+            job.processes_moved(place.ranks, steps[rows], ages[rows], tick.at_ns)
 
-    def _rank_at(self, node: str, device: str, topology: Topology) -> tuple[JobProgress | None, int]:
-        number = device.removeprefix("rank")
-        rank = int(number) if number.isdigit() else -1
-        for layout in topology.jobs():
-            if layout.ranks.get(rank, ("", ""))[0] == node:
-                job = self._state.jobs.get(layout.job)
-                return (job, rank) if job is not None and job.attempt == layout.attempt else (None, rank)
-        return None, rank
+    def _placed(self, entities: tuple[tuple[str, str], ...], topology: Topology) -> list[_Rows]:
+        layouts = topology.jobs()
+        if self._known[0] != entities or self._known[1] != layouts:
+            self._known = (entities, layouts)
+            self._settled = {}
+            self._places = [place for place in (_rows_of(layout, entities) for layout in layouts) if place.rows.size]
+        return self._places
 
     # --- what it means -------------------------------------------------------------------------------------------------------
 
@@ -233,10 +263,10 @@ class HangDetector(Detector):
         return verdicts
 
     def _judge_exits(self, job: JobProgress, frame: Frame, at_ns: int) -> list[Verdict]:
-        culprit = None if job.decided or job.ending else culprit_of(job.exits)
+        culprit = None if job.decided or job.ending else culprit_of(list(job.exits.values()))
         if (
             culprit is None
-            or frame.now_ns - min(end.heard_ns for end in job.exits) < self._settle_s(culprit) * NS_PER_S
+            or frame.now_ns - min(end.heard_ns for end in job.exits.values()) < self._settle_s(culprit) * NS_PER_S
         ):
             return []
         job.decided = True
@@ -248,10 +278,10 @@ class HangDetector(Detector):
         if known or (relapse and not culprit.killed):
             return []
         lost = self._silent_nodes(job)
-        if not culprit.killed and len(lost) == 1 and not any(end.node == lost[0] for end in job.exits):
+        if not culprit.killed and len(lost) == 1 and not any(end.node == lost[0] for end in job.exits.values()):
             return self._open(job, "node_lost", lost[0], _rank_on(job, lost[0]), self._state.present[lost[0]].since_ns, at_ns, 0.9,
                               f"node {lost[0]} is silent, and the other ranks of job {job.job} failed after it")  # fmt: skip
-        others = sorted(end.rank for end in job.exits if end.rank != culprit.rank)
+        others = sorted(rank for rank in job.exits if rank != culprit.rank)
         tail = f"; rank(s) {', '.join(map(str, others))} followed" if others else " before any other"
         text = f"rank {culprit.rank} on {culprit.node} {culprit.describe()}{tail}"
         return self._open(
@@ -264,32 +294,33 @@ class HangDetector(Detector):
         return self.settings.settle_s if culprit.killed or culprit.code > 255 else self.settings.failure_settle_s
 
     def _stopped(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
+        processes = job.processes
+        if standing_s < self.settings.frozen_s:
+            return []
         verdicts = []
-        for rank, process in sorted(job.processes.items()):
-            run = process.run_of(STATE_STOPPED)
-            if run < self.settings.frozen_ticks or standing_s < self.settings.frozen_s:
-                continue
-            onset_ns = min(process.since_ns(run), max(job.progress_ns, process.since_ns(run) - NS_PER_S))
-            text = f"rank {rank} on {process.node} is stopped (process state T) and job {job.job} has made no step for {standing_s:.1f} s"
-            verdicts += self._open(job, "rank_frozen", process.node, rank, onset_ns, at_ns, 0.97, text)
+        for rank in np.flatnonzero(processes.stopped_run >= self.settings.frozen_ticks).tolist():
+            since_ns, node = processes.since_ns(rank, int(processes.stopped_run[rank])), processes.nodes[rank]
+            onset_ns = min(since_ns, max(job.progress_ns, since_ns - NS_PER_S))
+            text = f"rank {rank} on {node} is stopped (process state T) and job {job.job} has made no step for {standing_s:.1f} s"
+            verdicts += self._open(job, "rank_frozen", node, rank, onset_ns, at_ns, 0.97, text)
         return verdicts
 
     def _vanished(self, job: JobProgress, at_ns: int) -> list[Verdict]:
         """A process that is no more, without anybody reporting its end."""
-        runs = [(rank, process, process.run_of(STATE_NONE, STATE_ZOMBIE)) for rank, process in job.processes.items()]
-        first_ns = {rank: process.since_ns(run) for rank, process, run in runs if 2 <= run < len(process.states)}
+        gone = job.processes.gone_run
+        fresh = np.flatnonzero((gone >= 2) & (gone < np.minimum(job.processes.seen, KEPT)))
+        first_ns = {rank: job.processes.since_ns(rank, int(gone[rank])) for rank in fresh.tolist()}
         if not first_ns:
             return []
         rank = min(first_ns, key=lambda number: (first_ns[number], number))
+        node = job.processes.nodes[rank]
         alone = sum(at == first_ns[rank] for at in first_ns.values()) == 1
-        text = f"the process of rank {rank} on {job.processes[rank].node} is gone, no launcher reported its end, and job {job.job} stands"
-        return self._open(
-            job, "rank_killed", job.processes[rank].node, rank, first_ns[rank], at_ns, 0.85 if alone else 0.4, text
-        )
+        text = f"the process of rank {rank} on {node} is gone, no launcher reported its end, and job {job.job} stands"
+        return self._open(job, "rank_killed", node, rank, first_ns[rank], at_ns, 0.85 if alone else 0.4, text)
 
     def _lost(self, job: JobProgress, frame: Frame, standing_s: float, at_ns: int) -> list[Verdict]:
         silent = self._silent_nodes(job)
-        nodes = set(job.nodes.values())
+        nodes = {node for node in job.nodes if node}
         if not silent or 2 * len(silent) > max(len(nodes), 2) or standing_s < self.settings.lost_s:
             return []
         verdicts = []
@@ -301,28 +332,34 @@ class HangDetector(Detector):
         return verdicts
 
     def _silent_nodes(self, job: JobProgress) -> list[str]:
-        nodes = sorted(set(job.nodes.values()))
+        nodes = sorted({node for node in job.nodes if node})
         return [
             n for n in nodes if n in self._state.present and self._state.present[n].ticks >= self.settings.silent_ticks
         ]
 
     def _patience_s(self, job: JobProgress) -> float:
+        """How long the job may stand, by what it is at: learnt from how long that took before, within the bounds of the settings."""
+        settings, phase = self.settings, job.phase_now()
         usual_s = job.usual_step_ms() / 1000
-        usual_s = usual_s if math.isfinite(usual_s) else 0.0
-        plain = max(self.settings.hang_s, self.settings.hang_steps * usual_s)
-        phase = job.phase_now()
-        if phase == "first":
-            return max(plain, self.settings.first_phase_s, 3.0 * job.longest_ms / 1000)
-        return plain if phase in ("train", "") else max(plain, self.settings.long_phase_s, 3.0 * job.longest_ms / 1000)
+        plain = max(settings.hang_s, settings.hang_steps * (usual_s if math.isfinite(usual_s) else 0.0))
+        if phase not in SPECIAL_PHASES:
+            return plain
+        longest_s = job.longest_ms(phase) / 1000
+        if not math.isfinite(longest_s):
+            return max(plain, settings.first_phase_s if phase == "first" else settings.long_phase_s)
+        least_s = settings.phase_least_s * (2 if phase == "first" else 1)
+        learnt_s = settings.phase_factor * longest_s + settings.hang_s
+        return max(plain, min(max(learnt_s, least_s), settings.phase_most_s))
 
     def _stuck(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
-        if 2 * len(self._silent_nodes(job)) > len(set(job.nodes.values())):
+        if 2 * len(self._silent_nodes(job)) > len({node for node in job.nodes if node}):
             return []
-        if job.processes and all(p.run_of(STATE_NONE, STATE_ZOMBIE) for p in job.processes.values()):
+        heard = job.processes.ranks
+        if heard.size and (job.processes.gone_run[heard] > 0).all():
             return []
         rank, why = _odd_process(job)
         if rank is not None:
-            node = job.processes[rank].node
+            node = job.processes.nodes[rank]
             text = f"job {job.job} has made no step for {standing_s:.0f} s and rank {rank} on {node} {why}, unlike the others"
             return self._open(job, "rank_frozen", node, rank, job.progress_ns, at_ns, 0.7, text)
         text = f"job {job.job} has made no step for {standing_s:.0f} s (usual step {job.usual_step_ms():.0f} ms) and no rank stands out"
@@ -330,6 +367,8 @@ class HangDetector(Detector):
 
     def _telemetry(self, frame: Frame) -> list[Verdict]:
         silences = self._state.present
+        if not self._state.silent:
+            return []
         missing = sum(silence.ticks > 0 for silence in silences.values())
         verdicts = []
         for node in sorted(silences):
@@ -376,7 +415,7 @@ class HangDetector(Detector):
             Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
         )
         standing_s = (at_ns - job.progress_ns) / NS_PER_S
-        victims = tuple(sorted({node for node in job.nodes.values() if node != opinion.node}))
+        victims = tuple(sorted({node for node in job.nodes if node and node != opinion.node}))
         return self.verdict(
             kind=opinion.kind, entity=entity, window=(min(opinion.onset_ns, at_ns), at_ns), onset_at_ns=opinion.onset_ns, job=job.job,
             attempt=opinion.attempt, rank=opinion.rank, score=standing_s, value=standing_s, high=job.usual_step_ms() / 1000,
@@ -404,53 +443,61 @@ def _attempt_of(event: LogEvent) -> int:
 
 
 def _rank_on(job: JobProgress, node: str) -> int:
-    return min((rank for rank, where in job.nodes.items() if where == node), default=-1)
+    return job.nodes.index(node) if node in job.nodes else -1
+
+
+def _rows_of(layout: JobLayout, entities: tuple[tuple[str, str], ...]) -> _Rows:
+    """Rows of the processes that are this job's ranks where its layout says they are."""
+    rows, ranks, nodes = [], [], []
+    for row, (node, device) in enumerate(entities):
+        number = device.removeprefix("rank")
+        rank = int(number) if number.isdigit() else -1
+        if layout.ranks.get(rank, ("", ""))[0] == node:
+            rows.append(row)
+            ranks.append(rank)
+            nodes.append(node)
+    return _Rows(layout.job, layout.attempt, np.array(rows, dtype=np.int64), np.array(ranks, dtype=np.int64), nodes)
 
 
 def _odd_process(job: JobProgress) -> tuple[int | None, str]:
     """The one rank whose process is unlike the others': in the kernel without processor time, or idle (or busy) alone."""
-    waiting = [
-        rank
-        for rank, process in job.processes.items()
-        if process.run_of(STATE_DISK) >= 5 and process.recent_cpu() < 0.02
-    ]
+    heard, use = job.processes.ranks, job.processes.recent_cpu()
+    waiting = heard[(job.processes.disk_run[heard] >= 5) & (use[heard] < 0.02)]
     if len(waiting) == 1:
-        return waiting[0], "waits in the kernel (process state D)"
-    use = {rank: process.recent_cpu() for rank, process in job.processes.items()}
-    if len(use) < 3 or not all(math.isfinite(value) for value in use.values()):
+        return int(waiting[0]), "waits in the kernel (process state D)"
+    values = use[heard]
+    if len(values) < 3 or not np.isfinite(values).all():
         return None, ""
-    ranks, values = list(use), np.array(list(use.values()))
     away = np.abs(values - np.median(values))
     odd = int(np.argmax(away))
     if away[odd] > 0.5 and np.delete(away, odd).max() < 0.2:
-        return ranks[odd], f"uses {values[odd]:.1f} cores"
+        return int(heard[odd]), f"uses {values[odd]:.1f} cores"
     return None, ""
 
 
 def _evidence(job: JobProgress, opinion: Opinion) -> tuple[Evidence, ...]:
     found: list[Evidence] = []
-    process = job.processes.get(opinion.rank)
-    if process is not None and process.at_ns:
+    at_ns, states, cpu_cores = job.processes.history(opinion.rank)
+    if at_ns:
         note = "1 R, 2 S, 3 D, 4 T (stopped), 5 Z, 0 gone"
-        found.append(
-            series_evidence(f"process state of rank {opinion.rank}", "state", process.at_ns, process.states, note=note)
-        )
-        found.append(
-            series_evidence(f"processor use of rank {opinion.rank}", "cores", process.at_ns, process.cpu_cores)
-        )
+        found.append(series_evidence(f"process state of rank {opinion.rank}", "state", at_ns, states, note=note))
+        found.append(series_evidence(f"processor use of rank {opinion.rank}", "cores", at_ns, cpu_cores))
     if job.exits:
-        ends = sorted(job.exits, key=lambda end: end.at_ns)
+        ends = sorted(job.exits.values(), key=lambda end: end.at_ns)
         note = ", ".join(f"rank {end.rank} {end.describe()}" for end in ends[:8])
         found.append(
             series_evidence(
                 "ends of processes", "exit code", [e.at_ns for e in ends], [float(e.code) for e in ends], note=note
             )
         )
-    ranks = sorted(job.rank_steps)
-    note = "one value per rank, in order of rank"
-    found.append(
-        series_evidence(
-            "last step", "step", [job.progress_ns] * len(ranks), [job.rank_steps[r] for r in ranks], note=note
-        )
-    )
+    ranks = _around(opinion.rank, len(job.rank_steps))
+    steps = [float(job.rank_steps[rank]) for rank in ranks]
+    note = f"one value per rank, in order of rank, from rank {ranks[0] if ranks else 0}"
+    found.append(series_evidence("last step", "step", [job.progress_ns] * len(ranks), steps, note=note))
     return tuple(found)
+
+
+def _around(rank: int, world: int, limit: int = 40) -> list[int]:
+    """At most `limit` ranks, `rank` among them."""
+    first = max(0, min(rank - limit // 2, world - limit))
+    return list(range(first, min(world, first + limit)))

@@ -27,6 +27,8 @@ from trainwarden.settings import option
 from trainwarden.topology import JobLayout
 
 _JOB_SILENCE_NS = 1800 * NS_PER_S
+_LARGE = 1000
+"""Ranks above which a job is looked at once a window: nothing is lost by waiting but the time of this core."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class ImbalanceDetector(Detector):
         if step.started_at_ns - state.last_ns < self.settings.sample_s * NS_PER_S:
             return []
         self._keep(state, step)
-        if len(state.local) < self.settings.window_steps or state.fresh < self.settings.review_steps:
+        pause = self.settings.window_steps if state.assembly.world > _LARGE else self.settings.review_steps
+        if len(state.local) < self.settings.window_steps or state.fresh < pause:
             return []
         state.fresh = 0
         fits = layout is not None and layout.attempt == state.assembly.attempt

@@ -217,12 +217,9 @@ def _take_in(job: JobState, table: StepTable, now_ns: int) -> None:
         return
     job.heard_ns, job.world = now_ns, max(job.world, mine.world)
     stride = max(1, job.world // _RANKS_READ)
-    wanted = (
-        (mine.step > job.closed_to)
-        & (mine.rank % stride == 0)
-        & (mine.rank >= 0)
-        & np.isin(mine.phase, (PHASES[""], PHASES["train"], PHASES["checkpoint"]))
-    )
+    mine = mine.every(stride)
+    plain = np.isin(mine.phase, (PHASES[""], PHASES["train"], PHASES["checkpoint"]))
+    wanted = plain & (mine.step > job.closed_to) & (mine.rank >= 0)
     columns = np.stack([mine.number("loss"), mine.number("grad_norm")])
     for step, rows in rows_by_step(mine.step, wanted):
         places = mine.rank[rows] // stride

@@ -1,4 +1,4 @@
-"""How far each rank of a job is, how long a step usually takes, and what its processes look like."""
+"""How far each rank of a job is, how long a step and each special phase usually take, and what its processes look like."""
 
 from __future__ import annotations
 
@@ -7,53 +7,18 @@ import math
 import msgspec
 import numpy as np
 
+from detectors.state import Array
+from detectors.steps.assembly import rows_by_step
 from detectors.steps.exits import Exit
+from detectors.steps.processes import Ints, Processes
+from detectors.steps.table import PHASES, PLAIN_PHASES, StepTable
 from trainwarden.clock import NS_PER_MS, NS_PER_S
-from trainwarden.records import StepReport
 
-STATE_DISK, STATE_STOPPED, STATE_ZOMBIE, STATE_NONE = 3, 4, 5, 0
-PHASE_NAMES = ("", "first", "train", "eval", "checkpoint")
+PHASE_NAMES = tuple(PHASES)
+SPECIAL_PHASES = ("first", "eval", "checkpoint")
 _KEPT_DURATIONS = 200
-_KEPT_SAMPLES = 16
+_KEPT_PHASES = 8
 _TRUSTED_CLOCK_NS = 10 * NS_PER_S
-
-
-class Process(msgspec.Struct):
-    """What the collector says of one rank's process, over the last ticks."""
-
-    node: str
-    at_ns: list[int] = []
-    states: list[int] = []
-    cpu_cores: list[float] = []
-    phase: int = 0
-
-    def note(self, node: str, at_ns: int, state: float, cpu_cores: float, phase: float) -> None:
-        """One tick."""
-        if node != self.node:
-            self.node, self.at_ns, self.states, self.cpu_cores = node, [], [], []
-        keep = 1 - _KEPT_SAMPLES
-        self.at_ns = [*self.at_ns[keep:], at_ns]
-        self.states = [*self.states[keep:], int(state) if math.isfinite(state) else -1]
-        self.cpu_cores = [*self.cpu_cores[keep:], cpu_cores]
-        self.phase = int(phase) if math.isfinite(phase) else self.phase
-
-    def run_of(self, *wanted: int) -> int:
-        """How many of the newest samples in a row are in one of these states."""
-        count = 0
-        for state in reversed(self.states):
-            if state not in wanted:
-                break
-            count += 1
-        return count
-
-    def since_ns(self, run: int) -> int:
-        """When the newest `run` samples began."""
-        return self.at_ns[-run] if run else 0
-
-    def recent_cpu(self, samples: int = 3) -> float:
-        """Mean processor use of the newest samples; NaN when too few are known."""
-        known = [value for value in self.cpu_cores[-samples:] if math.isfinite(value)]
-        return float(np.mean(known)) if len(known) >= samples else math.nan
 
 
 class Opinion(msgspec.Struct):
@@ -67,10 +32,15 @@ class Opinion(msgspec.Struct):
     said_ns: int
 
 
-class JobProgress(msgspec.Struct):
-    """One job's attempt, as far as this worker heard of it.
+def _no_ranks() -> Array:
+    return np.zeros(0, dtype=np.int64)
 
-    `rank_steps` is the newest step of each rank by any source, `reported` by its own step reports.
+
+class JobProgress(msgspec.Struct):
+    """One job's attempt, as far as this worker heard of it. Arrays are over ranks.
+
+    `rank_steps` is the newest step of each rank by any source, `reported` by its own step reports, -1 for none; `phase_ms` holds the last
+    durations of first steps, evaluations and saves.
     """
 
     job: str
@@ -80,62 +50,109 @@ class JobProgress(msgspec.Struct):
     heard_ns: int = 0
     steps_seen: int = 0
     newest_step: int = -1
-    nodes: dict[int, str] = {}
-    rank_steps: dict[int, int] = {}
-    reported: dict[int, int] = {}
+    nodes: list[str] = []
+    rank_steps: Array = msgspec.field(default_factory=_no_ranks)
+    reported: Array = msgspec.field(default_factory=_no_ranks)
     durations_ms: list[float] = []
-    longest_ms: float = 0.0
+    phase_ms: dict[str, list[float]] = {}
     last_phase: str = ""
-    processes: dict[int, Process] = {}
-    exits: list[Exit] = []
+    processes: Processes = msgspec.field(default_factory=Processes)
+    exits: dict[int, Exit] = {}
     decided: bool = False
     ending: bool = False
     failed_ns: int = 0
     opinions: dict[str, Opinion] = {}
 
     def begin(self, attempt: int, event_ns: int) -> None:
-        """A newer attempt: what was learnt of step times stays, all else starts again."""
+        """A newer attempt: what was learnt of durations stays, all else starts again."""
         self.attempt, self.started_ns, self.progress_ns = attempt, event_ns, event_ns
-        self.nodes, self.rank_steps, self.reported, self.processes, self.exits = {}, {}, {}, {}, []
+        self.nodes, self.rank_steps, self.reported = [], _no_ranks(), _no_ranks()
+        self.processes, self.exits = Processes(), {}
         self.steps_seen, self.newest_step, self.last_phase, self.decided, self.ending = 0, -1, "", False, False
 
-    def take_in(self, report: StepReport, event_ns: int) -> None:
-        """Rows of one rank; only a step further than any reported by this rank is progress."""
-        self.nodes[report.rank] = report.node
-        known = self.reported.get(report.rank, -1)
-        fresh = [row for row in report.rows if row.step > known]
-        if not fresh:
+    def take_in(self, table: StepTable, event_ns: int) -> None:
+        """Rows of this attempt; only a step further than any reported by its rank is progress."""
+        self._note_nodes(table)
+        fresh = (table.rank >= 0) & (table.step > self.reported[np.maximum(table.rank, 0)])
+        if not fresh.any():
             return
-        last = max(fresh, key=lambda row: row.step)
-        self.reported[report.rank] = last.step
-        self.rank_steps[report.rank] = max(last.step, self.rank_steps.get(report.rank, -1))
-        self.steps_seen += len(fresh)
-        for row in fresh:
-            if row.step > self.newest_step:
-                self._learn(row.phase, row.duration_ms)
-        if last.step >= self.newest_step:
-            self.newest_step, self.last_phase = last.step, last.phase
-        self.moved(last.started_at_ns + int(last.duration_ms * NS_PER_MS), event_ns)
+        ranks, steps = table.rank[fresh], table.step[fresh]
+        np.maximum.at(self.reported, ranks, steps)
+        np.maximum.at(self.rank_steps, ranks, steps)
+        durations = np.nan_to_num(table.number("duration_ms")[table.some])
+        ends_ns = (table.started_ns + (durations * NS_PER_MS).astype(np.int64))[fresh[table.some]]
+        ends_ns = ends_ns if ends_ns.size else np.array([event_ns])
+        if not self.steps_seen:
+            self._keep_phase("first", (int(ends_ns.min()) - self.started_ns) / NS_PER_MS)
+        self.steps_seen += int(fresh.sum())
+        self._learn(table, fresh & (table.step > self.newest_step))
+        last = int(np.flatnonzero(fresh)[np.argmax(steps)])
+        if table.step[last] >= self.newest_step:
+            self.newest_step, self.last_phase = int(table.step[last]), table.rows[last].phase
+        self.moved(_believed(ends_ns, event_ns), event_ns)
+
+    def processes_moved(self, ranks: Ints, steps: Array, ages_s: Array, at_ns: int) -> None:
+        """Steps that the collectors saw the ranks finish, `ages_s` before `at_ns`."""
+        self._fit(int(ranks.max()) + 1 if ranks.size else 0)
+        further = np.isfinite(ages_s) & (np.nan_to_num(steps, nan=-1.0) > self.rank_steps[ranks])
+        if further.any():
+            self.rank_steps[ranks[further]] = steps[further].astype(np.int64)
+            ends_ns = at_ns - (ages_s[further].astype(np.float64) * NS_PER_S).astype(np.int64)
+            self.moved(_believed(ends_ns, at_ns), at_ns)
 
     def moved(self, at_ns: int, event_ns: int) -> None:
-        """Progress was made at `at_ns` by the rank's clock; a clock far from the grid's is not believed."""
-        believed = at_ns if abs(at_ns - event_ns) < _TRUSTED_CLOCK_NS else event_ns
-        self.progress_ns = max(self.progress_ns, min(believed, event_ns + 3 * NS_PER_S))
+        """Progress was made at `at_ns`, which is not later than the grid's present by more than a lateness."""
+        self.progress_ns = max(self.progress_ns, min(at_ns, event_ns + 3 * NS_PER_S))
 
     def usual_step_ms(self) -> float:
         """Median duration of the last plain steps; NaN before the first."""
         return float(np.median(self.durations_ms)) if self.durations_ms else math.nan
 
+    def longest_ms(self, phase: str) -> float:
+        """The longest of the last durations of a special phase; NaN when none is known."""
+        return max(self.phase_ms.get(phase, ()), default=math.nan)
+
     def phase_now(self) -> str:
         """What the job is at, as far as its processes or its last rows say."""
-        phases = [process.phase for process in self.processes.values() if 0 < process.phase < len(PHASE_NAMES)]
-        unusual = next((PHASE_NAMES[phase] for phase in phases if phase != 2), "")
-        return unusual or (self.last_phase if self.steps_seen else "first")
+        phases = self.processes.phase
+        unusual = phases[(phases > 0) & (phases < len(PHASE_NAMES)) & (phases != PHASES["train"])]
+        if unusual.size:
+            return PHASE_NAMES[int(unusual[0])]
+        return self.last_phase if self.steps_seen else "first"
 
-    def _learn(self, phase: str, duration_ms: float) -> None:
-        if not math.isfinite(duration_ms):
-            return
-        if phase in ("train", ""):
-            self.durations_ms = [*self.durations_ms[1 - _KEPT_DURATIONS :], duration_ms]
-        else:
-            self.longest_ms = max(self.longest_ms * 0.999, duration_ms)
+    def _note_nodes(self, table: StepTable) -> None:
+        self._fit(int(table.report_ranks.max()) + 1)
+        self.nodes = table.nodes_by_rank(self.nodes)
+
+    def _fit(self, size: int) -> None:
+        more = size - len(self.nodes)
+        if more > 0:
+            unheard = np.full(more, -1, dtype=np.int64)
+            self.nodes = [*self.nodes, *[""] * more]
+            self.rank_steps = np.concatenate([self.rank_steps, unheard])
+            self.reported = np.concatenate([self.reported, unheard])
+
+    def _learn(self, table: StepTable, fresh: Array) -> None:
+        """Durations of steps that no rank reported before."""
+        durations, saves = table.number("duration_ms"), table.number("checkpoint_ms")
+        for _, rows in rows_by_step(table.step, fresh):
+            row = int(rows[0])
+            phase = int(table.phase[row])
+            if not math.isfinite(durations[row]):
+                continue
+            saved_ms = float(np.nan_to_num(saves[rows]).max())
+            if saved_ms > 0:
+                self._keep_phase("checkpoint", saved_ms)
+            elif phase in PLAIN_PHASES:
+                self.durations_ms = [*self.durations_ms[1 - _KEPT_DURATIONS :], float(durations[row])]
+            else:
+                self._keep_phase(table.rows[row].phase, float(durations[row]))
+
+    def _keep_phase(self, phase: str, duration_ms: float) -> None:
+        if phase in SPECIAL_PHASES and math.isfinite(duration_ms):
+            self.phase_ms[phase] = [*self.phase_ms.get(phase, [])[1 - _KEPT_PHASES :], max(0.0, duration_ms)]
+
+
+def _believed(ends_ns: Ints, event_ns: int) -> int:
+    """The latest of some times; a clock far from the grid's is not believed, and counts as the grid's present."""
+    return int(np.where(np.abs(ends_ns - event_ns) < _TRUSTED_CLOCK_NS, ends_ns, event_ns).max())

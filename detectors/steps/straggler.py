@@ -17,7 +17,7 @@ from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps import stalls as singular
 from detectors.steps.assembly import DURATION, Assembly, JointStep
-from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divide_out_work, fold
+from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold
 from detectors.steps.peers import Floats, Groups, excess_in_groups, peer_groups
 from detectors.steps.stalls import Stall
 from detectors.steps.table import StepTable, tables_of
@@ -197,8 +197,7 @@ class StragglerDetector(Detector):
 
     def _block(self, state: JobState, steps: list[JointStep], layout: JobLayout | None) -> list[Verdict]:
         self._settle_ranks(state, layout)
-        for step in steps:
-            divide_out_work(step.values, state.groups)
+        steps = [divided_by_work(step, state.groups) for step in steps]
         block, excess = fold(steps, state.groups)
         if not np.isfinite(block.step_ms):
             return []

@@ -20,6 +20,7 @@ from trainwarden.records import StepReport, StepRow
 
 PHASES = {"": 0, "first": 1, "train": 2, "eval": 3, "checkpoint": 4}
 OTHER_PHASE = 5
+_SOME = 64
 PLAIN_PHASES = (0, 2)
 
 _recency = attrgetter("observed_at_ns", "seq")
@@ -32,9 +33,25 @@ K = TypeVar("K")
 class StepTable:
     """Rows of one job's reports, in the frame's order. All columns are per row and belong to one attempt (see `of_attempt`)."""
 
-    def __init__(self, job: str, reports: Sequence[StepReport]) -> None:
+    def __init__(self, job: str, reports: Sequence[StepReport], former: StepTable | None = None) -> None:
         self.job = job
         self.reports = reports
+        self._former_nodes = former.report_nodes if former is not None else []
+
+    def nodes_by_rank(self, known: list[str]) -> list[str]:
+        """`known` (node of each rank) with what the reports say: the same list when they say nothing new. Other ranks are passed over."""
+        if self.in_order and len(self.reports) == len(known):
+            return known if self.report_nodes is known or self.report_nodes == known else self.report_nodes
+        changed = list(known)
+        for rank, node in zip(self.report_ranks.tolist(), self.report_nodes, strict=True):
+            if 0 <= rank < len(changed):
+                changed[rank] = node
+        return known if changed == known else changed
+
+    @cached_property
+    def one_step(self) -> bool:
+        """Whether the table holds one row of every rank from 0 on, in order, all of one step: what a large job sends each tick."""
+        return bool(self._singles) and self.in_order and bool((self.step == self.step[0]).all())
 
     @cached_property
     def attempts(self) -> tuple[int, ...]:
@@ -54,19 +71,52 @@ class StepTable:
 
     @cached_property
     def report_nodes(self) -> list[str]:
-        """Node of each report."""
-        return list(map(attrgetter("node"), self.reports))
+        """Node of each report: the very list of the last frame where nothing changed, so nobody may alter it."""
+        found: list[str] = list(map(attrgetter("node"), self.reports))
+        return self._former_nodes if found == self._former_nodes else found
 
     @cached_property
     def rows(self) -> list[StepRow]:
         """All rows."""
-        return list(chain.from_iterable(map(attrgetter("rows"), self.reports)))
+        return self._singles or list(chain.from_iterable(map(attrgetter("rows"), self.reports)))
+
+    @cached_property
+    def _singles(self) -> list[StepRow]:
+        """The rows when every report has exactly one, else nothing."""
+        try:
+            return [row for (row,) in map(attrgetter("rows"), self.reports)]
+        except ValueError:
+            return []
 
     @cached_property
     def rank(self) -> Ints:
         """Rank of each row."""
+        if self._singles:
+            return self.report_ranks
         counts = _ints(map(len, map(attrgetter("rows"), self.reports)), len(self.reports))
         return np.repeat(self.report_ranks, counts)
+
+    @cached_property
+    def started_ns(self) -> Ints:
+        """Starts of some rows, enough to say when a step began: all, or of a whole step of a large job a few spread over the ranks."""
+        return self._some("started_at_ns", np.dtype(np.int64))
+
+    def sampled(self, field: str) -> Ints:
+        """An integer column of the same rows as `started_ns`."""
+        return self._some(field, np.dtype(np.int64))
+
+    @property
+    def some(self) -> slice:
+        """Which rows `started_ns` holds."""
+        return slice(None, None, max(1, len(self.rows) // _SOME)) if self.one_step else slice(None)
+
+    def says(self, field: str) -> bool:
+        """Whether a float column has a number in it; of a whole step of a large job a few rows spread over the ranks are asked."""
+        return bool(np.isfinite(self._some(field, np.dtype(np.float64))).any())
+
+    def _some(self, field: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        rows = self.rows[self.some]
+        return np.fromiter(map(attrgetter(field), rows), dtype, len(rows))
 
     @cached_property
     def step(self) -> Ints:
@@ -76,12 +126,10 @@ class StepTable:
     @cached_property
     def phase(self) -> Ints:
         """Phase of each row, a number of `PHASES` (unknown names: `OTHER_PHASE`)."""
-        names: list[str] = list(map(attrgetter("phase"), self.rows))
-        present = set(names)
-        if len(present) == 1:
-            return np.full(len(names), PHASES.get(present.pop(), OTHER_PHASE), dtype=np.int64)
-        numbers = {name: PHASES.get(name, OTHER_PHASE) for name in present}
-        return _ints(map(numbers.__getitem__, names), len(names))
+        numbers = {name: PHASES.get(name, OTHER_PHASE) for name in set(map(attrgetter("phase"), self.rows))}
+        if len(numbers) == 1:
+            return np.full(len(self.rows), next(iter(numbers.values())), dtype=np.int64)
+        return _ints(map(numbers.__getitem__, map(attrgetter("phase"), self.rows)), len(self.rows))
 
     def number(self, field: str) -> Floats:
         """A float column, milliseconds or as `StepRow` says; made once."""
@@ -101,6 +149,12 @@ class StepTable:
             return self
         keep = [r.attempt == attempt and (not world or r.world in (0, world)) for r in self.reports]
         return StepTable(self.job, list(compress(self.reports, keep)))
+
+    def every(self, stride: int) -> StepTable:
+        """Only the reports of every `stride`-th rank."""
+        return (
+            self if stride == 1 else StepTable(self.job, list(compress(self.reports, self.report_ranks % stride == 0)))
+        )
 
     @cached_property
     def worlds(self) -> set[int]:
@@ -147,15 +201,16 @@ def tables_of(frame: Frame) -> dict[str, StepTable]:
     The tables of the newest frame are kept so that the next detector finds its columns made: a memo of a pure function, no state.
     """
     if not _newest or _newest[0][0] is not frame.steps:
-        _newest[:] = [(frame.steps, _split(frame.steps))]
+        former = _newest[0][1] if _newest and _newest[0][1] else {}
+        _newest[:] = [(frame.steps, _split(frame.steps, former))]
     return _newest[0][1]
 
 
-def _split(reports: tuple[StepReport, ...]) -> dict[str, StepTable]:
-    jobs: list[str] = list(map(attrgetter("job"), reports))
-    if len(set(jobs)) <= 1:
-        return {jobs[0]: StepTable(jobs[0], reports)} if jobs else {}
+def _split(reports: tuple[StepReport, ...], former: dict[str, StepTable]) -> dict[str, StepTable]:
+    jobs = set(map(attrgetter("job"), reports))
+    if len(jobs) <= 1:
+        return {job: StepTable(job, reports, former.get(job)) for job in jobs}
     grouped: dict[str, list[StepReport]] = {}
-    for job, report in zip(jobs, reports, strict=True):
-        grouped.setdefault(job, []).append(report)
-    return {job: StepTable(job, members) for job, members in grouped.items()}
+    for report in reports:
+        grouped.setdefault(report.job, []).append(report)
+    return {job: StepTable(job, members, former.get(job)) for job, members in grouped.items()}

@@ -1,0 +1,94 @@
+"""What the collectors say of the processes of a job's ranks, over the last ticks: all ranks at once."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.state import Array
+
+STATE_DISK, STATE_STOPPED, STATE_ZOMBIE, STATE_NONE = 3, 4, 5, 0
+UNKNOWN_STATE = -1
+KEPT = 16
+_CPU_SAMPLES = 3
+
+Ints = NDArray[np.int64]
+
+
+class Processes(msgspec.Struct):
+    """One column per rank; rings of the last `KEPT` samples, newest at ``(seen - 1) % KEPT``.
+
+    `seen` counts a rank's samples since its process came to its node, the `*_run` arrays how many of the newest ones in a row are stopped,
+    gone (none or zombie), or waiting in the kernel. `phase` is a number of `table.PHASES`, 0 where nobody says.
+    """
+
+    nodes: list[str] = []
+    seen: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    at_ns: Array = msgspec.field(default_factory=lambda: np.zeros((KEPT, 0), dtype=np.int64))
+    states: Array = msgspec.field(default_factory=lambda: np.zeros((KEPT, 0), dtype=np.int8))
+    cpu_cores: Array = msgspec.field(default_factory=lambda: np.zeros((KEPT, 0), dtype=np.float32))
+    phase: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    stopped_run: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    gone_run: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    disk_run: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def settle(self, ranks: Ints, nodes: list[str]) -> None:
+        """Make room for `ranks`; a rank whose process is on another node than before starts anew."""
+        size = int(ranks.max()) + 1 if ranks.size else 0
+        if size > len(self.nodes):
+            self._grow(size - len(self.nodes))
+        for rank, node in zip(ranks.tolist(), nodes, strict=True):
+            if self.nodes[rank] != node:
+                self.nodes[rank] = node
+                self.seen[rank] = self.phase[rank] = self.stopped_run[rank] = self.gone_run[rank] = self.disk_run[
+                    rank
+                ] = 0
+
+    def note(self, ranks: Ints, at_ns: int, states: Array, cpu_cores: Array, phases: Array) -> None:
+        """One tick; `ranks` were settled before. NaN is unknown."""
+        whole = np.where(np.isfinite(states), states, UNKNOWN_STATE).astype(np.int8)
+        place = self.seen[ranks] % KEPT
+        self.at_ns[place, ranks], self.states[place, ranks], self.cpu_cores[place, ranks] = at_ns, whole, cpu_cores
+        self.seen[ranks] += 1
+        self.phase[ranks] = np.where(np.isfinite(phases), np.nan_to_num(phases), self.phase[ranks]).astype(np.int64)
+        for run, wanted in (
+            (self.stopped_run, whole == STATE_STOPPED),
+            (self.gone_run, (whole == STATE_NONE) | (whole == STATE_ZOMBIE)),
+            (self.disk_run, whole == STATE_DISK),
+        ):
+            run[ranks] = np.where(wanted, np.minimum(run[ranks] + 1, KEPT), 0)
+
+    @property
+    def ranks(self) -> Ints:
+        """Ranks heard of."""
+        return np.flatnonzero(self.seen)
+
+    def since_ns(self, rank: int, run: int) -> int:
+        """When the newest `run` samples of a rank began; 0 for none."""
+        return int(self.at_ns[(self.seen[rank] - run) % KEPT, rank]) if run else 0
+
+    def recent_cpu(self) -> Array:
+        """Mean processor use of each rank's newest three samples; NaN when too few are known."""
+        if not len(self.nodes):
+            return np.zeros(0)
+        columns = np.arange(len(self.nodes))
+        newest = [self.cpu_cores[(self.seen - 1 - back) % KEPT, columns] for back in range(_CPU_SAMPLES)]
+        return np.where(self.seen >= _CPU_SAMPLES, np.mean(np.stack(newest), axis=0), np.nan)
+
+    def history(self, rank: int) -> tuple[list[int], list[float], list[float]]:
+        """(times, states, processor use) of a rank, oldest first; empty when it was never heard of."""
+        count = min(int(self.seen[rank]), KEPT) if 0 <= rank < len(self.nodes) else 0
+        places = [(int(self.seen[rank]) - back) % KEPT for back in range(count, 0, -1)]
+        column = [
+            (int(self.at_ns[p, rank]), float(self.states[p, rank]), float(self.cpu_cores[p, rank])) for p in places
+        ]
+        return [c[0] for c in column], [c[1] for c in column], [c[2] for c in column]
+
+    def _grow(self, by: int) -> None:
+        self.nodes = [*self.nodes, *[""] * by]
+        for name in ("seen", "phase", "stopped_run", "gone_run", "disk_run"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(by, dtype=np.int64)]))
+        for name in ("at_ns", "states", "cpu_cores"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros((KEPT, by), dtype=old.dtype)], axis=1))
