@@ -308,7 +308,7 @@ def survives_odd_names(kind: type[Detector]) -> None:
         )
 
 
-def memory_is_flat(kind: type[Detector], ticks: int = 6400) -> None:
+def memory_is_flat(kind: type[Detector], ticks: int = 3200) -> None:
     """State after `ticks` ticks, with jobs and nodes that come and go, is no larger than after a third of them."""
     detector, early = kind(), 0
     for number, frame in enumerate(change.cheap_frames(ticks, churn_every=max(100, ticks // 1000))):

@@ -32,30 +32,28 @@ class StateSettings:
 
 
 class Rows(msgspec.Struct):
-    """One family's rows × its rules: seconds that the state has stood (time without it counts back), its last sign, what is usual."""
+    """One family's rules × its rows: seconds that the state has stood (time without it counts back), since when, what is usual."""
 
     keys: tuple[tuple[str, str], ...] = ()
     stood_s: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     first_ns: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    last_ns: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     usual: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
 
     def align(self, entities: tuple[tuple[str, str], ...], rules: int) -> bool:
         """Make the rows those of this tick, keeping what is known of each; whether they are others than before."""
-        if self.stood_s.shape[1] == rules and (entities is self.keys or entities == self.keys):
+        if self.stood_s.shape[0] == rules and (entities is self.keys or entities == self.keys):
             return False
-        place = {key: number for number, key in enumerate(self.keys)} if self.stood_s.shape[1] == rules else {}
+        place = {key: number for number, key in enumerate(self.keys)} if self.stood_s.shape[0] == rules else {}
         source = np.array([place.get(key, -1) for key in entities], dtype=np.intp)
         for name, blank, kind in (
             ("stood_s", 0, np.float32),
             ("first_ns", 0, np.int64),
-            ("last_ns", 0, np.int64),
             ("usual", np.nan, np.float32),
         ):
             old = getattr(self, name)
-            new = np.full((len(entities), rules), blank, dtype=kind)
+            new = np.full((rules, len(entities)), blank, dtype=kind)
             if place:
-                new[source >= 0] = old[source[source >= 0]]
+                new[:, source >= 0] = old[:, source[source >= 0]]
             setattr(self, name, new)
         self.keys = entities
         return True
@@ -151,19 +149,18 @@ class DeviceStateDetector(Detector):
     def _state_of(
         self, matrix: FamilyMatrix, rule: StateRule, rows: Rows, column: int, tick: AlignedTick
     ) -> list[Found]:
-        holds = rule.holds(matrix, rows.usual[:, column])
-        rows.usual[:, column] = rule.follow(matrix, rows.usual[:, column])
-        stood, step_s = rows.stood_s[:, column], tick.interval_ms / 1000
+        holds = rule.holds(matrix, rows.usual[column])
+        rows.usual[column] = rule.follow(matrix, rows.usual[column])
+        stood, step_s = rows.stood_s[column], tick.interval_ms / 1000
         if not holds.any() and not stood.any():
             return []
         begins = holds & (stood <= 0)
-        rows.first_ns[begins, column] = tick.at_ns
-        rows.last_ns[holds, column] = tick.at_ns
+        rows.first_ns[column, begins] = tick.at_ns
         hold_s = rule.hold_s * self.settings.hold_factor
         most_s = max(2.0 * hold_s, step_s)
-        rows.stood_s[:, column] = np.clip(np.where(holds, stood + step_s, stood - step_s), 0.0, most_s)
-        ripe = np.flatnonzero(holds & (rows.stood_s[:, column] >= max(hold_s, step_s))).tolist()
-        return self._by_node(ripe, matrix, rule, rows.first_ns[:, column])
+        rows.stood_s[column] = np.clip(np.where(holds, stood + step_s, stood - step_s), 0.0, most_s)
+        ripe = np.flatnonzero(holds & (rows.stood_s[column] >= max(hold_s, step_s))).tolist()
+        return self._by_node(ripe, matrix, rule, rows.first_ns[column])
 
     def _by_node(self, ripe: list[int], matrix: FamilyMatrix, rule: StateRule, first_ns: Array) -> list[Found]:
         value = first_known(matrix, rule.metric)

@@ -63,7 +63,8 @@ class StateRule:
         if value is None:
             return np.zeros(len(matrix.entities), dtype=np.bool_)
         with np.errstate(invalid="ignore"):
-            return np.asarray(self._test(matrix, value, usual) & gate_open(self.gate, matrix))
+            found = self._test(matrix, value, usual)
+            return np.asarray(found & gate_open(self.gate, matrix)) if self.gate and found.any() else found
 
     def follow(self, matrix: FamilyMatrix, usual: F32) -> F32:
         """What is usual after this tick: counts start again where they fall, the highest value is kept."""
@@ -75,7 +76,7 @@ class StateRule:
 
     def _test(self, matrix: FamilyMatrix, value: F32, usual: F32) -> NDArray[np.bool_]:
         if self.test == "bits":
-            return np.asarray((np.nan_to_num(value).astype(np.int64) & int(self.limit)) > 0)
+            return _has_bits(value, int(self.limit))
         if self.test in ("above", "rise"):
             return np.asarray(value > self.limit + (usual if self.test == "rise" else 0.0))
         if self.test == "below_metric":
@@ -90,6 +91,12 @@ class StateRule:
                 return np.zeros(len(value), dtype=np.bool_)
             return below_peers(value, self.limit, gate_open(self.gate, matrix))
         return np.asarray(value < (usual * self.limit if self.test == "below_usual" else self.limit))
+
+
+def _has_bits(value: F32, bits: int) -> NDArray[np.bool_]:
+    found = np.asarray(value >= (bits & -bits))
+    found[found] = (value[found].astype(np.int64) & bits) > 0
+    return found
 
 
 def first_known(matrix: FamilyMatrix, names: tuple[str, ...]) -> F32 | None:
