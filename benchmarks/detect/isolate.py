@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,15 @@ def outcomes(method: type[Method], tasks: list[Task], cpu_limit_s: int = CPU_LIM
     process = FORK.Process(target=serve, args=(method, tasks, cpu_limit_s, send))
     process.start()
     send.close()
+    try:
+        yield from received(tasks, receive, process)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def received(tasks: list[Task], receive: Connection, process: ForkProcess) -> Iterator[tuple[Task, Outcome]]:
+    """Outcomes as the method's process sends them; when it dies, the rest has failed."""
     for number, task in enumerate(tasks):
         try:
             yield task, receive.recv()
@@ -64,8 +74,7 @@ def outcomes(method: type[Method], tasks: list[Task], cpu_limit_s: int = CPU_LIM
             process.join()
             for left in tasks[number:]:
                 yield left, failed(f"the method's process ended with code {process.exitcode} while preparing")
-            break
-    process.join()
+            return
 
 
 def serve(method: type[Method], tasks: list[Task], cpu_limit_s: int, send: Connection) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.detect import bench, data, report
 from benchmarks.detect.bench import Options, benchmark
+from benchmarks.detect.isolate import Task, outcomes
 from benchmarks.detect.methods.base import F64, Method
 from benchmarks.detect.methods.random_score import RandomScore
 from benchmarks.detect.methods.static_rule import StaticRule
@@ -54,6 +55,36 @@ class Short(Broken):
 
     def score(self, test: F64) -> F64:
         return test[:-1, 0]
+
+
+class Unprepared(Broken):
+    """Cannot even be prepared."""
+
+    name = "unprepared"
+
+    @classmethod
+    def prepare(cls) -> None:
+        raise ImportError("half installed")
+
+
+class Spinning(Broken):
+    """Never ends."""
+
+    name = "spinning"
+
+    def score(self, test: F64) -> F64:
+        while True:
+            test = test + 1
+
+
+class Memory(Broken):
+    """Needs 80 MB for a moment, then gives the rows' own values."""
+
+    name = "memory"
+
+    def score(self, test: F64) -> F64:
+        np.ones(10_000_000).sum()
+        return np.asarray(test[:, 0], np.float64)
 
 
 @pytest.fixture
@@ -176,6 +207,7 @@ def test_ours_is_held_against_the_best_peer(root: Path, said: list[str], monkeyp
     ("method", "reason"),
     [
         (Broken, "RuntimeError: no scores today"),
+        (Unprepared, "ended with code 1 while preparing"),
         (Dying, "ended with code -15"),
         (Short, "short gave scores of shape (29,)"),
     ],
@@ -189,6 +221,23 @@ def test_a_method_that_fails_fails_the_run_and_not_the_others(
     assert len(failures) == 3
     assert all(reason in line for line in failures)
     assert any(line.startswith("static-rule ") for line in said)
+
+
+def test_a_method_that_does_not_end_is_stopped() -> None:
+    (only,) = outcomes(Spinning, [Task(a_series(), 0)], cpu_limit_s=1)
+    assert only[1].error == "used more than 1 s of processor time"
+
+
+def test_memory_is_that_of_the_run_alone() -> None:
+    first, second = outcomes(Memory, [Task(a_series(), 0), Task(a_series(), 1)])
+    assert 80e6 < first[1].peak_bytes < 120e6
+    assert abs(first[1].peak_bytes - second[1].peak_bytes) < 10e6
+    np.testing.assert_array_equal(first[1].scores, a_series().test[:, 0])
+    assert len(first[1].calibration) == 30
+
+
+def a_series() -> data.Series:
+    return data.Series("nab", "made up", 300.0, np.zeros((60, 1)), np.arange(40.0)[:, None])
 
 
 def test_a_method_without_its_package_is_listed_with_the_reason(
