@@ -152,11 +152,7 @@ class Pairs(msgspec.Struct):
         if keep.all():
             return
         self.keys = tuple(key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept)
-        self.rtt_ms, self.sent, self.lost, self.late = (
-            self.rtt_ms[keep],
-            self.sent[keep],
-            self.lost[keep],
-            self.late[keep],
-        )
+        rings = (self.rtt_ms, self.sent, self.lost, self.late)
+        self.rtt_ms, self.sent, self.lost, self.late = (ring[:, keep] for ring in rings)
         self.log_base, self.log_scale = self.log_base[keep], self.log_scale[keep]
         self.known, self.idle, self.silent = self.known[keep], self.idle[keep], self.silent[keep]
