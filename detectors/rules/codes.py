@@ -147,8 +147,10 @@ class CodeDetector(Detector):
             for key, s in self._state.standing.items()
             if s.quiet_s and now_ns - s.last_ns > s.quiet_s * NS_PER_S
         }
+        enders = {s.until[0] for s in self._state.standing.values()}
         for event in frame.logs:
-            over |= {key: event.observed_at_ns for key, s in self._state.standing.items() if _ends(event, s)}
+            if event.code in enders:
+                over |= {key: event.observed_at_ns for key, s in self._state.standing.items() if _ends(event, s)}
         return [self._clear(self._state.standing.pop(key), at_ns) for key, at_ns in sorted(over.items())]
 
     def _clear(self, standing: Standing, at_ns: int) -> Verdict:

@@ -6,6 +6,7 @@ A node is named only while it stands out: what many nodes report at once is a sh
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +19,7 @@ from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, LogEvent, Verdict
 from trainwarden.settings import option
 
-_MAX_SERIES = 4096
+_MAX_NODES, _MAX_CODES = 4096, 64
 _NS_PER_HOUR = 3600 * NS_PER_S
 
 
@@ -26,7 +27,9 @@ _NS_PER_HOUR = 3600 * NS_PER_S
 class RecurringSettings:
     """Settings of `recurring_codes`."""
 
-    burst_s: float = option(60.0, "the same code of one node within so long of the last is the same event")
+    burst_s: float = option(
+        60.0, "the same code of one node within so long of the last is the same event, however long that goes on"
+    )
     lemon_score: float = option(
         2.0, "a node whose different codes add up to so many limits (two of three of one code count 0.67) is a lemon"
     )
@@ -61,9 +64,9 @@ class Said(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Series by node and code, oldest news first; opinions by node."""
+    """Series by node, the node with the oldest news first, and by code; opinions by node."""
 
-    series: dict[str, Series] = {}
+    series: dict[str, dict[str, Series]] = {}
     said: dict[str, Said] = {}
     checked_ns: int = 0
 
@@ -83,10 +86,20 @@ class RecurringCodeDetector(Detector):
 
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts = self._take_back(frame)
+        touched: dict[str, int] = {}
         for event in frame.logs:
             rule = table().find(event.code, event.severity)
-            if rule is not None and rule.recurrence is not None and event.node:
-                verdicts += self._count(event, rule.recurrence, frame)
+            if (
+                rule is not None
+                and rule.recurrence is not None
+                and event.node
+                and self._count(event, rule.recurrence, frame)
+            ):
+                touched[event.node] = max(event.observed_at_ns, touched.get(event.node, 0))
+        if touched:
+            shared = self._shared(max(touched.values()), len(frame.topology.nodes()))
+            for node, now_ns in sorted(touched.items()):
+                verdicts += self._judge(node, shared, now_ns, frame)
         return verdicts
 
     @classmethod
@@ -102,32 +115,35 @@ class RecurringCodeDetector(Detector):
     def restore(self, payload: bytes) -> None:
         self._state = decode_state(payload, State)
 
-    def _count(self, event: LogEvent, limit: Recurrence, frame: Frame) -> list[Verdict]:
+    def _count(self, event: LogEvent, limit: Recurrence, frame: Frame) -> bool:
+        """Note an event; whether it counts."""
         series = self._series(event, limit)
         if not self._is_counted(series, event, limit, frame):
-            return []
-        now_ns = event.observed_at_ns
-        times = [now_ns] * (min(event.repeat, limit.count) if limit.by == "line" else 1)
+            return False
+        times = [event.observed_at_ns] * (min(event.repeat, limit.count) if limit.by == "line" else 1)
         series.at_ns = sorted([*series.at_ns, *times])[-limit.count :]
         series.line = event.line[:200]
-        return self._judge(series, now_ns, frame)
+        return True
 
     def _series(self, event: LogEvent, limit: Recurrence) -> Series:
-        key = f"{event.node}|{event.code}"
-        series = self._state.series.pop(key, None) or Series(event.node, event.code)
+        own = self._state.series.pop(event.node, None) or {}
+        self._state.series[event.node] = own
+        series = own.pop(event.code, None) or Series(event.node, event.code)
+        own[event.code] = series
         series.count, series.hours = limit.count, limit.hours
-        self._state.series[key] = series
-        if len(self._state.series) > _MAX_SERIES:
+        if len(own) > _MAX_CODES:
+            del own[next(iter(own))]
+        if len(self._state.series) > _MAX_NODES:
             del self._state.series[next(iter(self._state.series))]
         return series
 
     def _is_counted(self, series: Series, event: LogEvent, limit: Recurrence, frame: Frame) -> bool:
-        since_ns = event.observed_at_ns - series.last_ns
-        fresh = not series.at_ns or abs(since_ns) >= self.settings.burst_s * NS_PER_S
-        if fresh or limit.by == "line":
-            series.last_ns = max(series.last_ns, event.observed_at_ns) if series.at_ns else event.observed_at_ns
-        if limit.by != "job":
-            return fresh if limit.by == "event" else since_ns != 0 or not series.at_ns
+        since_ns, first = event.observed_at_ns - series.last_ns, not series.at_ns
+        series.last_ns = event.observed_at_ns if first else max(series.last_ns, event.observed_at_ns)
+        if limit.by == "event":
+            return first or abs(since_ns) >= self.settings.burst_s * NS_PER_S
+        if limit.by == "line":
+            return first or since_ns != 0
         layout = frame.topology.job_of(event.node)
         job = event.job or (layout.job if layout is not None else "")
         if not job or job in series.jobs:
@@ -135,21 +151,19 @@ class RecurringCodeDetector(Detector):
         series.jobs = [*series.jobs, job][-limit.count :]
         return True
 
-    def _judge(self, series: Series, now_ns: int, frame: Frame) -> list[Verdict]:
-        own = [
-            s for s in self._state.series.values() if s.node == series.node and not self._is_shared(s, now_ns, frame)
-        ]
+    def _shared(self, now_ns: int, nodes: int) -> set[str]:
+        """Codes that too many nodes report for any of them to stand out."""
+        if nodes < 4:
+            return set()
+        alike = Counter(s.code for own in self._state.series.values() for s in own.values() if s.score(now_ns) > 0)
+        return {code for code, count in alike.items() if count > max(1.0, self.settings.shared_ratio * nodes)}
+
+    def _judge(self, node: str, shared: set[str], now_ns: int, frame: Frame) -> list[Verdict]:
+        own = [s for s in self._state.series[node].values() if s.code not in shared]
         over = [s for s in own if s.score(now_ns) >= 1.0]
         total = sum(min(s.score(now_ns), 1.0) for s in own)
         lemon = total >= self.settings.lemon_score and len(own) > 1
         return [self._say(over if over and not lemon else own, total, lemon, now_ns, frame)] if over or lemon else []
-
-    def _is_shared(self, series: Series, now_ns: int, frame: Frame) -> bool:
-        nodes = len(frame.topology.nodes())
-        if nodes < 4:
-            return False
-        alike = sum(s.code == series.code and s.score(now_ns) > 0 for s in self._state.series.values())
-        return alike > max(1.0, self.settings.shared_ratio * nodes)
 
     def _say(self, series: list[Series], total: float, lemon: bool, now_ns: int, frame: Frame) -> Verdict:
         series = sorted(series, key=lambda s: -s.score(now_ns))[:6]
@@ -181,13 +195,14 @@ class RecurringCodeDetector(Detector):
         if now_ns - self._state.checked_ns < 60 * NS_PER_S:
             return []
         self._state.checked_ns = now_ns
-        self._state.series = {key: s for key, s in self._state.series.items() if s.score(now_ns) > 0}
-        well = []
-        for node in sorted(self._state.said):
-            own = [s.score(now_ns) for s in self._state.series.values() if s.node == node]
-            if max(own, default=0.0) < 1.0 and sum(own) < self.settings.lemon_score:
-                well.append(node)
+        kept = {node: {c: s for c, s in own.items() if s.score(now_ns) > 0} for node, own in self._state.series.items()}
+        self._state.series = {node: own for node, own in kept.items() if own}
+        well = [node for node in sorted(self._state.said) if self._is_well(node, now_ns)]
         return [self._well(node, self._state.said.pop(node), now_ns, frame) for node in well]
+
+    def _is_well(self, node: str, now_ns: int) -> bool:
+        scores = [s.score(now_ns) for s in self._state.series.get(node, {}).values()]
+        return max(scores, default=0.0) < 1.0 and sum(scores) < self.settings.lemon_score
 
     def _well(self, node: str, said: Said, now_ns: int, frame: Frame) -> Verdict:
         text = f"{node}: {', '.join(said.codes)} came back no more often than they may"
