@@ -19,6 +19,7 @@ from trainwarden_hook.supervisor import Supervisor
 
 EXIT_WORKERS_FAILED = 1
 EXIT_USAGE = 2
+EXIT_BROKEN = 3
 log = logging.getLogger("trainwarden.launcher")
 
 
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 finished or stopped by order, 1 the workers failed too often, 2 wrong use, 128 + n after signal n.
+        0 finished or stopped by order, 1 the workers failed too often, 2 wrong use, 3 the launcher itself broke, 128 + n
+        after signal n. A warden starts a launcher again that ended with neither 0, 1 nor 2.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
@@ -38,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"trainwarden-run: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except Exception:
+        # neither the script's failure nor the caller's: a full disk, no more processes, a killed zygote
+        log.exception("the launcher broke, not the workers; start it again (a warden does)")
+        return EXIT_BROKEN
 
 
 def _run(options: Options) -> int:
@@ -55,17 +61,22 @@ def _run(options: Options) -> int:
     try:
         _install_signals()
         elastic.quiet_hostname(options.node)
-        supervisor = Supervisor(options, nursery, run_dir)
+        supervisor = _make_supervisor(options, nursery, run_dir)
         code = worlds.Runner(supervisor, run_dir).run()
     except elastic.SignalException as end:
         code = 128 + int(end.sigval)
-    except OSError as error:
-        raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
     finally:
         _ignore_signals()
         nursery.close()
         _clean(options, run_dir)
     return code
+
+
+def _make_supervisor(options: Options, nursery: zygote.Zygote, run_dir: str) -> Supervisor:
+    try:
+        return Supervisor(options, nursery, run_dir)
+    except OSError as error:
+        raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
 
 
 def _check_script(script: list[str]) -> None:
