@@ -289,6 +289,9 @@ class ActionService:
         elif change.key == "kill_switch":
             on = change.value not in ("", "off", "0", "false")
             self.standing.record_kill_switch = f"{change.author}: {change.comment or change.value}" if on else ""
+        else:
+            self._bury(message, f"policy {change.key!r}: expected mode or kill_switch")
+            return
         self.standing.expires_at_ns[change.key] = change.expires_at_ns
 
     def _decide_pending(self) -> None:

@@ -131,23 +131,25 @@ def test_malformed_and_foreign_records_are_dead_letters_and_the_service_goes_on(
     rig4.publisher.publish(INCIDENTS.name, b"x", b"\xff not a record")
     rig4.publisher.publish(INCIDENTS.name, b"x", encode(LogEvent(line="hello")))
     rig4.publisher.publish(POLICY.name, b"mode", encode(PolicyChange(key="mode", value="yolo")))
+    rig4.publisher.publish(POLICY.name, b"x", encode(PolicyChange(key="kil_switch", value="on", author="bob")))
     rig4.report(incident_id="", kind="rank_killed")
     rig4.report(incident_id="i8", remedy=("explode",))
     rig4.report(incident_id="i9", culprits=(Entity(EntityKind.LEAF, "l1"),))
     rig4.report(kind="rank_killed")
     assert rig4.end().status is ActionStatus.VERIFIED
-    wait_for("six dead letters", lambda: len(rig4.read_dead()) >= 6)
+    wait_for("seven dead letters", lambda: len(rig4.read_dead()) >= 7)
     reasons = " | ".join(letter.reason for letter in rig4.dead)
     for text in (
         "not a record",
         "a LogEvent on tw.incidents",
         "policy mode 'yolo'",
+        "'kil_switch': expected mode or kill_switch",
         "incident ''",
         "['explode']",
         "found leaf:l1",
     ):
         assert text in reasons
-    assert len(rig4.dead) == 6
+    assert len(rig4.dead) == 7
 
 
 def test_old_incidents_read_at_a_start_are_history(rig4: Rig) -> None:
