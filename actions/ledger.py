@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from actions.lease import Holder, is_gone
 from trainwarden.clock import NS_PER_S, Clock
 from trainwarden.errors import TrainwardenError, UnavailableError
+from trainwarden.private import open_database, transaction
 from trainwarden.records import ActionStatus, Mode, Plan, PlanStep, Verb, decode_as, encode
 
 LOG = logging.getLogger("trainwarden.actions.ledger")
@@ -349,15 +349,8 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _sentences(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._lock, _sentences(self.path), transaction(self._db):
+            yield self._db
 
 
 @contextmanager
@@ -384,12 +377,8 @@ def _cure(message: str) -> str:
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        db = open_database(path, BUSY_TIMEOUT_MS / 1000)
         _prepare(db, path)
-        os.chmod(path, 0o600)
     except sqlite3.Error as error:
         raise UnavailableError(f"ledger {path}: {error}; {_cure(str(error))}") from None
     except OSError as error:

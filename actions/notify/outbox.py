@@ -20,8 +20,10 @@ from typing import Any
 from actions.notify.base import Cause
 from trainwarden.clock import NS_PER_S
 from trainwarden.errors import UnavailableError
+from trainwarden.private import open_database, transaction
 from trainwarden.records import ActionResult, Incident, Plan, Record, decode, decode_as, encode, stable_id
 
+BUSY_S = 5.0
 KEPT_ACTIONS = 50
 KEPT_DAYS = 30
 LAYOUT = 1
@@ -88,18 +90,16 @@ class Outbox:
         self._guard = threading.RLock()
         self._lock_file = -1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db = open_database(path, BUSY_S)
             layout = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version = {LAYOUT}")
+            if layout < LAYOUT:
+                self._db.executescript(f"{_SCHEMA} PRAGMA user_version = {LAYOUT};")
         except (sqlite3.Error, OSError) as error:
             raise UnavailableError(
                 f"outbox {path}: {error}; it must be a writable file of ours on a local disk"
             ) from None
         if layout > LAYOUT:
+            self._db.close()
             raise UnavailableError(
                 f"outbox {path} has layout {layout}, this build reads {LAYOUT}: upgrade, or move the file away"
             )
@@ -127,15 +127,8 @@ class Outbox:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing."""
-        with self._guard:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._guard, transaction(self._db):
+            yield
 
     # --- what is known ---------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,19 @@ def test_it_is_durable_before_it_returns(path: Path, clock: SimulatedClock) -> N
         assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_nobody_else_reads_any_of_its_files(path: Path, clock: SimulatedClock) -> None:
+    before = os.umask(0o022)
+    try:
+        with leading(path, clock) as ledger:
+            made = plan(clock)
+            ledger.add_plan(made, "s", [Row.of(made, ActionStatus.STARTED)])
+            modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+    assert len(modes) >= 3
+    assert set(modes.values()) == {0o600}, modes
+
+
 # --- lease ----------------------------------------------------------------------------------------------------------------
 
 
