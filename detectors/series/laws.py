@@ -19,6 +19,7 @@ from detectors.series.trends import (
     F64,
     dispersion,
     excess_p,
+    gamma_of_rates,
     gauss_line,
     growth,
     largest_jump,
@@ -41,8 +42,11 @@ _LATE_SHARE = 0.3
 _OWN_RISK = 1e-3
 _GROWTH_Z = 2.5
 
-Past: TypeAlias = tuple[float, float, float]
-"""Events, buckets with an event, seconds covered."""
+_OFTEN = 0.6
+"""Where more than this share of minutes has events anyhow, only the events can tell, not the minutes with any."""
+
+Past: TypeAlias = tuple[F64, F64, F64]
+"""Events, buckets with an event, seconds covered; per row."""
 
 
 @dataclass(frozen=True)
@@ -180,28 +184,26 @@ def _busy(panel: Panel) -> NDArray[np.int64]:
 
 
 def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: int, risk: float) -> float:
-    """Logarithm of the p-value over that of the risk; 0 when its own past alone could explain it."""
-    own_past = _past(panel, np.array([row]), window)
-    others = _trimmed(panel, group[group != row])
-    peers_past = _past(panel, others, 0)
-    spread = max(1.0, float(dispersion(panel.coarse[row : row + 1, :-4])[0]), _peer_dispersion(panel, others))
+    """Logarithm of the p-value over that of the risk; 0 when its own past alone could explain it.
+
+    The rate in health is not one number: weak parts have more errors than others. What is known of a row before its own past is the spread
+    of its peers' rates, a gamma distribution; its past sharpens it, and the events to come are negative binomial.
+    """
+    past, others = _past(panel, np.array([row]), window), _past(panel, group[group != row], FINE)
+    if not others[2].sum():
+        others = _past(panel, group[group != row], 0)
+    spread = max(1.0, float(dispersion(panel.coarse[row : row + 1, :-4])[0]), _peer_dispersion(panel, group))
     recent = panel.fine[row, -window:]
-    own_s = float(np.isfinite(recent).sum() * BUCKET_S)
-    p_all = 0.0
-    for now, past, peers in _measures(recent, own_past, peers_past, spread):
-        if _p(now, own_s, past, own_past[2]) > _OWN_RISK:
+    recent_s = float(np.isfinite(recent).sum() * BUCKET_S)
+    events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
+    active = (float((np.nan_to_num(recent) > 0).sum()), past[1], others[1])
+    worst = 0.0
+    for now, own, peers in (events, active) if float(past[1][0]) * BUCKET_S < _OFTEN * float(past[2][0]) else (events,):
+        shape, exposure_s = gamma_of_rates(peers, others[2])
+        if _p(now, recent_s, float(own[0]), float(past[2][0])) > _OWN_RISK:
             return 0.0
-        p_all = max(p_all, _p(now, own_s, past + peers, own_past[2] + peers_past[2]))
-    return float(np.log(max(p_all, 1e-300)) / np.log(risk))
-
-
-def _measures(recent: NDArray[np.float32], own: Past, peers: Past, spread: float) -> list[tuple[float, float, float]]:
-    """(now, own past, peers' past) of the events, tempered by their burstiness, and of the buckets with any event: one burst is one bucket.
-    Where every other bucket has events anyhow, only the events can tell."""
-    events = (float(np.nansum(recent)) / spread, own[0] / spread, peers[0] / spread)
-    active = (float((np.nan_to_num(recent) > 0).sum()), own[1], peers[1])
-    quiet = own[1] * BUCKET_S < 0.5 * own[2]
-    return [events, active] if quiet else [events]
+        worst = max(worst, _p(now, recent_s, float(own[0]) + shape, float(past[2][0]) + exposure_s))
+    return float(np.log(max(worst, 1e-300)) / np.log(risk))
 
 
 def _p(now: float, now_s: float, past: float, past_s: float) -> float:
@@ -209,24 +211,15 @@ def _p(now: float, now_s: float, past: float, past_s: float) -> float:
 
 
 def _past(panel: Panel, rows: NDArray[np.int64], recent: int) -> Past:
-    """Events, buckets with an event, and seconds covered, before the newest `recent` fine buckets; the day's coarse buckets where they are
-    older than the fine ring."""
-    if not len(rows):
-        return 0.0, 0.0, 0.0
-    fine = panel.fine[rows, : FINE - recent] if recent else panel.fine[rows]
-    coarse = panel.coarse[rows, : COARSE - FINE // RATIO - 1]
-    events = float(np.nansum(fine) + np.nansum(coarse))
-    active = float((np.nan_to_num(fine) > 0).sum() + np.minimum(np.nan_to_num(coarse), RATIO).sum())
-    seconds = float(np.isfinite(fine).sum() * BUCKET_S + np.isfinite(coarse).sum() * BUCKET_S * RATIO)
+    """Per row: events, buckets with an event, and seconds covered, before the newest `recent` fine buckets; the day's coarse buckets where
+    they are older than the fine ring."""
+    fine = panel.fine[rows, : FINE - recent].astype(np.float64)
+    coarse = panel.coarse[rows, : COARSE - FINE // RATIO - 1].astype(np.float64)
+    events = np.nansum(fine, axis=1) + np.nansum(coarse, axis=1)
+    often = RATIO * (1.0 - np.exp(-np.nan_to_num(coarse) / RATIO))
+    active = (np.nan_to_num(fine) > 0).sum(axis=1) + often.sum(axis=1)
+    seconds = (np.isfinite(fine).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * float(BUCKET_S)
     return events, active, seconds
-
-
-def _trimmed(panel: Panel, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Peers without the busiest twentieth (one at least): a sick peer must not excuse another."""
-    if len(rows) < 3:
-        return rows[:0]
-    order = np.argsort(np.nansum(panel.fine[rows], axis=1), kind="stable")
-    return np.asarray(rows[order[: len(rows) - max(1, len(rows) // 20)]])
 
 
 def _peer_dispersion(panel: Panel, rows: NDArray[np.int64]) -> float:
@@ -256,4 +249,4 @@ def _towards_limit(panel: Panel, row: int, strength: float) -> Finding | None:
 
 def _usual_rate(panel: Panel, row: int) -> float:
     events, _, seconds = _past(panel, np.array([row]), FINE)
-    return events / seconds * 3600.0 if seconds else 0.0
+    return float(events[0] / seconds[0]) * 3600.0 if seconds[0] else 0.0

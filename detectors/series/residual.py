@@ -9,6 +9,7 @@ several numbers of components, so that no single choice of rank decides.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,24 +73,45 @@ class Bands:
 
 
 @dataclass
-class Subspace:
-    """What components of one rank leave unexplained, and how large that usually gets."""
+class Subspaces:
+    """Leading components, several numbers of them, and how large what they leave unexplained usually gets.
 
-    components: F64
+    Attributes
+    ----------
+    vectors
+        Columns are components, most important first.
+    ranks
+        Numbers of components, rising.
+    worst, usual
+        Per rank: scale of each column's residual, and the worst percent of the score in those scales.
+    """
+
+    vectors: F64
+    ranks: list[int]
     worst: F64
-    usual: float = 1.0
+    usual: F64
 
-    def residual(self, rows: F64) -> F64:
-        """The part of centred `rows` outside the components."""
-        return np.asarray(rows - (rows @ self.components) @ self.components.T)
+    def residuals(self, rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The part of centred `rows` outside the components, rank after rank; each is one step from the one before."""
+        weights, left, done = rows @ self.vectors, rows, 0
+        for rank in self.ranks:
+            left = left - weights[:, done:rank] @ self.vectors[:, done:rank].T
+            done = rank
+            yield left
 
-    def contributions(self, rows: F64) -> F64:
-        """Squared residual of each column in units of its worst percent, capped."""
-        return np.asarray(np.minimum(np.abs(self.residual(rows)) / self.worst, CAP) ** 2)
+    def contributions(self, rows: NDArray[Any]) -> F64:
+        """Squared residual of each column in units of its worst percent, capped; mean over the ranks."""
+        return np.asarray(np.mean([capped(left, self.worst[i]) for i, left in enumerate(self.residuals(rows))], axis=0))
 
-    def score(self, rows: F64) -> F64:
-        """Mean contribution, 1 = the worst percent of the past."""
-        return np.asarray(self.contributions(rows).mean(axis=1) / self.usual)
+    def score(self, rows: NDArray[Any]) -> F64:
+        """Mean contribution over columns and ranks, 1 = the worst percent of the past."""
+        each = [capped(left, self.worst[i]).mean(axis=1) / self.usual[i] for i, left in enumerate(self.residuals(rows))]
+        return np.asarray(np.mean(each, axis=0))
+
+
+def capped(residual: NDArray[Any], worst: NDArray[Any]) -> NDArray[Any]:
+    """Squared residual in units of the worst percent, each at most `CAP` of them."""
+    return np.asarray(np.minimum(np.abs(residual) / worst, CAP) ** 2)
 
 
 def worst_of(residual: F64) -> F64:
@@ -98,13 +120,15 @@ def worst_of(residual: F64) -> F64:
     return np.asarray(np.maximum(np.quantile(size, WORST_SHARE, axis=0), 0.05 * size.max(axis=0) + _CONSTANT))
 
 
-def leading(covariance: F64, explained: tuple[float, ...] = EXPLAINED) -> list[F64]:
-    """Leading eigenvectors for each share of variance; at least one column is always left unexplained."""
+def leading(covariance: NDArray[Any]) -> tuple[F64, F64, list[int]]:
+    """Eigenvalues and eigenvectors, largest first, as many as the last share needs, and the rank for each share of variance; at least
+    one column is always left unexplained."""
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     share = np.cumsum(values) / max(float(values.sum()), _CONSTANT)
     most = max(1, len(values) - 2)
-    return [vectors[:, : min(int(np.searchsorted(share, part)) + 1, most)] for part in explained]
+    ranks = [min(int(np.searchsorted(share, part)) + 1, most) for part in EXPLAINED]
+    return values[: ranks[-1]], np.ascontiguousarray(vectors[:, : ranks[-1]]), ranks
 
 
 @dataclass
@@ -124,7 +148,7 @@ class ResidualModel:
     place: F64 = field(init=False)
     spread: F64 = field(init=False)
     centre: F64 = field(init=False)
-    subspaces: list[Subspace] = field(init=False, default_factory=list)
+    subspaces: Subspaces | None = field(init=False, default=None)
     bands: Bands = field(init=False)
     tail: float = field(init=False, default=0.0)
 
@@ -143,22 +167,21 @@ class ResidualModel:
         self.used, self.place = deviation > _CONSTANT, quartiles[1]
         robust = (quartiles[2] - quartiles[0]) / 1.35
         self.spread = np.maximum(np.maximum(robust, 0.3 * deviation), _SPREAD_FLOOR)
-        self.subspaces = []
+        self.subspaces = None
         if self.used.any():
             self._fit_subspaces(self._placed(train))
 
     def score(self, rows: F64) -> F64:
         """Scores of the `rows` [T, F] that follow those seen so far; goes on where the last call ended."""
-        if not self.subspaces or not len(rows):
+        if self.subspaces is None or not len(rows):
             return np.zeros(len(rows))
-        return self._smoothed(self._raw(self.bands.split(self._placed(rows)) - self.centre))
+        return self._smoothed(self.subspaces.score(self.bands.split(self._placed(rows)) - self.centre))
 
     def contributions(self, rows: F64) -> F64:
         """Share of each metric in the score of each of `rows`, judged as if they came next; the state does not move."""
         shares = np.zeros((len(rows), len(self.used)))
-        if self.subspaces:
-            banded = Bands(self.bands.level.copy()).split(self._placed(rows)) - self.centre
-            each = np.mean([s.contributions(banded) for s in self.subspaces], axis=0)
+        if self.subspaces is not None and len(rows):
+            each = self.subspaces.contributions(Bands(self.bands.level.copy()).split(self._placed(rows)) - self.centre)
             shares[:, self.used] = each.reshape(len(rows), len(HALF_LIVES) + 1, -1).sum(axis=1)
         return np.asarray(shares / np.maximum(shares.sum(axis=1, keepdims=True), _CONSTANT))
 
@@ -167,19 +190,19 @@ class ResidualModel:
         banded = self.bands.split(placed)
         self.centre = banded.mean(axis=0)
         banded -= self.centre
-        for components in leading(np.atleast_2d(np.cov(banded.T))):
-            space = Subspace(components, np.ones(1))
-            space.worst = worst_of(space.residual(banded))
-            space.usual = max(float(np.quantile(space.score(banded), WORST_SHARE)), _CONSTANT)
-            self.subspaces.append(space)
+        _, vectors, ranks = leading(np.atleast_2d(np.cov(banded.T)))
+        self.subspaces = Subspaces(vectors, ranks, np.ones((len(ranks), 1)), np.ones(len(ranks)))
+        self.subspaces.worst = np.stack([worst_of(left) for left in self.subspaces.residuals(banded)])
+        sizes = [
+            capped(left, worst).mean(axis=1)
+            for left, worst in zip(self.subspaces.residuals(banded), self.subspaces.worst, strict=True)
+        ]
+        self.subspaces.usual = np.maximum([np.quantile(size, WORST_SHARE) for size in sizes], _CONSTANT)
         self.tail = 0.0
-        self._smoothed(self._raw(banded))
+        self._smoothed(self.subspaces.score(banded))
 
     def _placed(self, rows: F64) -> F64:
         return squash(((rows - self.place) / self.spread)[:, self.used])
-
-    def _raw(self, banded: F64) -> F64:
-        return np.asarray(np.mean([space.score(banded) for space in self.subspaces], axis=0))
 
     def _smoothed(self, raw: F64) -> F64:
         lasting = smooth(raw, self.smoothing, np.array([self.tail]))

@@ -52,6 +52,21 @@ def excess_p(recent: NDArray[Any], recent_s: NDArray[Any], past: NDArray[Any], p
     return np.asarray(np.where((recent > 0) & (past_s > 0), tail, 1.0))
 
 
+def gamma_of_rates(events: F64, seconds: F64) -> tuple[float, float]:
+    """Shape and exposure (seconds) of a gamma distribution with the mean and spread of these series' rates; (0, 0) for fewer than three.
+
+    The spread is what Poisson noise leaves unexplained; with none left, the exposure is that of all series together.
+    """
+    known = seconds > 0
+    if known.sum() < 3 or not events[known].sum():
+        return (0.0, 0.0) if known.sum() < 3 else (0.0, float(seconds[known].sum()))
+    rates = events[known] / seconds[known]
+    mean = float(events[known].sum() / seconds[known].sum())
+    left = float(np.var(rates, ddof=1)) - mean / float(np.mean(seconds[known]))
+    exposure_s = min(mean / left if left > 0 else np.inf, float(seconds[known].sum()))
+    return mean * exposure_s, exposure_s
+
+
 def dispersion(counts: NDArray[Any]) -> F64:
     """Variance over mean of the counts of each row, at least 1: how much burstier than Poisson they are."""
     known = np.isfinite(counts)
