@@ -24,19 +24,20 @@ from typing import Any
 
 import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams import state
 from streams.detect import Pipeline
 from streams.quiet import quieten
 from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
 from trainwarden.bus import Message, connect
+from trainwarden.bus.dead import fitting
 from trainwarden.clock import NS_PER_MS, Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError, DecodeError, TrainwardenError, UnavailableError
-from trainwarden.records import FrameCut, StateSnapshot, decode_as
+from trainwarden.records import DeadLetter, FrameCut, StateSnapshot, decode_as, encode
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import ACTIONS, ALL, CUTS, INCIDENTS, RAW, STATE, VERDICTS
+from trainwarden.topics import ACTIONS, ALL, CUTS, DEAD, INCIDENTS, RAW, STATE, VERDICTS
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,9 @@ STOP_LIMIT_S = 2.8
 class Outlet:
     """Publishes and does not come back before the broker has it: a broker that is away is waited for."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._cluster = config.cluster
+        self._clock = clock
         self._bus = connect(config.kafka.url)
         self._producer = AIOKafkaProducer(
             bootstrap_servers=list(addresses(config)),
@@ -78,19 +81,33 @@ class Outlet:
         await self._producer.stop()
 
     async def deliver(self, outputs: Iterable[Output]) -> dict[str, int]:
-        """Publish all, in order; returns the last offset per topic. Tries for as long as it takes."""
-        waiting, offsets = list(outputs), {}
+        """Publish all, in order; returns the last offset per topic. Tries for as long as it takes; what no broker takes, because it is
+        too large, becomes a dead letter."""
+        waiting, offsets, most = list(outputs), {}, None
         while waiting:
+            sending = waiting[:most]
             try:
-                futures = [await self._producer.send(o.topic, value=o.value, key=o.key) for o in waiting]
-                for output, sent in zip(waiting, await asyncio.gather(*futures), strict=True):
+                futures = [await self._producer.send(o.topic, value=o.value, key=o.key) for o in sending]
+                for output, sent in zip(sending, await asyncio.gather(*futures), strict=True):
                     offsets[output.topic] = int(sent.offset)
-                return offsets
+                waiting = waiting[len(sending) :]
+            except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
+                if most == 1:
+                    waiting[:1] = self._put_aside(sending[0], error)
+                most = 1  # the others of a batch are refused along with it
             except KafkaError as error:
                 log.warning("%d messages wait for the broker: %s", len(waiting), type(error).__name__)
                 await asyncio.sleep(RETRY_S)
                 await self._restore_topics()
         return offsets
+
+    def _put_aside(self, output: Output, error: KafkaError) -> list[Output]:
+        log.error("a message of %d bytes for %s is too large for the broker", len(output.value), output.topic)
+        if output.topic == DEAD.name:
+            return []
+        letter = DeadLetter(cluster=self._cluster, observed_at_ns=self._clock.now_ns(), topic=output.topic, key=output.key,
+                            payload=output.value, reason=f"no broker takes it: {type(error).__name__}")  # fmt: skip
+        return [Output(DEAD.name, output.topic.encode(), encode(fitting(letter)))]
 
     async def _restore_topics(self) -> None:
         """A broker that forgot everything would make up topics with a single partition on the next send."""
@@ -217,7 +234,7 @@ class Application:
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._outlet = Outlet(config)
+        self._outlet = Outlet(config, clock)
         self._correlator = CorrelatorStage(config, clock, metrics)
         self._raw: RawService | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -264,14 +281,16 @@ class Application:
         app.page("/metrics")(self._page)
 
     async def _consume(self, stream: Any) -> None:
-        """An exception in an agent loses what it read: everything is caught, put aside and told."""
         async for event in stream.events():
-            message = _message(event.message)
-            try:
-                self._correlator.take(message)
-            except Exception as error:
-                log.exception("message %s offset %d could not be handled", message.place, message.offset)
-                self._correlator.refuse(message, f"the correlator failed on it: {error!r}")
+            self._take(_message(event.message))
+
+    def _take(self, message: Message) -> None:
+        """An exception in an agent loses what it read, and one at the start keeps every worker from leading: all are caught and told."""
+        try:
+            self._correlator.take(message)
+        except Exception as error:
+            log.exception("message %s offset %d could not be handled", message.place, message.offset)
+            self._correlator.refuse(message, f"the correlator failed on it: {error!r}")
 
     async def _tick(self) -> None:
         if self._raw is None or not self._raw.ready.is_set() or self._raw.paused:
@@ -301,7 +320,7 @@ class Application:
         restored = self._correlator.restore(await read_all(self._config, INCIDENTS.name))
         since_ms = self._clock.now_ns() // NS_PER_MS - RECENT_VERDICTS_S * 1000
         for message in await read_all(self._config, VERDICTS.name, since_ms=since_ms):
-            self._correlator.take(message)
+            self._take(message)
         log.info("correlator took %d open incidents over", restored)
         self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock)
         await self._raw.run()
