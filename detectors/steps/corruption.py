@@ -49,7 +49,7 @@ class CorruptionSettings:
     norm_ratio: float = option(
         8.0, "the local gradient norm of a rank is odd when it is so many times its peers', or so small a part of it"
     )
-    norm_deviations: float = option(12.0, "beyond what it used to be, by so many of its usual deviations")
+    norm_deviations: float = option(8.0, "beyond what it used to be, by so many of its usual deviations")
     norm_steps: int = option(12, "in so many steps in a row")
     norm_warm_steps: int = option(100, "after so many to learn from")
     restate_s: float = option(10.0, "while bad steps go on, it is said again after so long")
