@@ -110,7 +110,8 @@ def summary(tally: Tally) -> dict[str, object]:
     base = float(np.mean([hit for *_, hit in tally.forecasts])) if tally.forecasts else math.nan
     leads = np.array(tally.lead_s)
     return {
-        "node_days": tally.node_days, "false": len(tally.false), "false_per_1000_node_days": round(1000 * len(tally.false) / tally.node_days, 2),
+        "node_days": tally.node_days, "false": len(tally.false),
+        "false_per_1000_node_days": round(1000 * len(tally.false) / tally.node_days, 2),
         "failures": failures, "named_10_min_ahead": in_time, "share": round(in_time / failures, 3) if failures else None,
         "by_kind": {kind: f"{tally.in_time[kind]}/{tally.failures[kind]}" for kind in sorted(tally.failures)},
         "lead_min_p50": round(float(np.median(leads)) / 60, 1) if len(leads) else None, "forecasts": len(brier),

@@ -42,7 +42,7 @@ _LATE_SHARE = 0.3
 _OWN_RISK = 1e-3
 _GROWTH_Z = 2.5
 
-_OFTEN = 0.6
+_OFTEN = 0.1
 """Where more than this share of minutes has events anyhow, only the events can tell, not the minutes with any."""
 
 Past: TypeAlias = tuple[F64, F64, F64]
@@ -134,12 +134,12 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
     rows = np.flatnonzero(steady & (z >= line) & np.isfinite(usual))
     rise = np.maximum(late, 1e-12)
     time_s = np.maximum(away, 0.0) / rise * bucket_s
-    learnt = np.where(np.nan_to_num(z) >= line, np.nan, own)
+    learnt = np.where(np.nan_to_num(z) >= line / 2, np.nan, own)
     panel.follow(number, learnt, length)
     reach_s = _REACH_WINDOWS * length * bucket_s
     return [
-        Finding(row, float(time_s[row]), float(z[row] / line), float(length * bucket_s), float(rise[row] * 3600 / bucket_s), float(usual[row]))
-        for row in rows.tolist() if time_s[row] <= reach_s
+        Finding(row, float(time_s[row]), float(z[row] / line), float(length * bucket_s), per_h, float(usual[row]))
+        for row in rows.tolist() if time_s[row] <= reach_s for per_h in [float(rise[row] * 3600 / bucket_s)]
     ]  # fmt: skip
 
 
@@ -198,7 +198,8 @@ def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: in
     events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
     active = (float((np.nan_to_num(recent) > 0).sum()), past[1], others[1])
     worst = 0.0
-    for now, own, peers in (events, active) if float(past[1][0]) * BUCKET_S < _OFTEN * float(past[2][0]) else (events,):
+    share = (past[1].sum() + others[1].sum()) * BUCKET_S / max(1.0, past[2].sum() + others[2].sum())
+    for now, own, peers in (events, active) if share < _OFTEN else (events,):
         shape, exposure_s = gamma_of_rates(peers, others[2])
         if _p(now, recent_s, float(own[0]), float(past[2][0])) > _OWN_RISK:
             return 0.0

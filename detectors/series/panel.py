@@ -16,6 +16,11 @@ BUCKET_S = 60
 BACK_BUCKETS = 5
 """A grid that goes farther back than this is a new grid; less is a late tick."""
 _FORGET_BUCKETS = 24 * 60
+_SLOPE_PACE, _SETTLED_BUCKETS = 0.01, 30
+_ROW_ARRAYS = (
+    "total", "weight", "load", "last", "raw", "fine", "coarse", "usual", "seen", "mean_load", "smooth_load", "quick_load", "quick_level",
+    "streak", "calm", "since_ns", "absent",
+)  # fmt: skip
 
 
 def _nan(*shape: int) -> NDArray[np.float32]:
@@ -31,7 +36,7 @@ class Panel(msgspec.Struct):
 
     `total`, `weight` and `load` gather the bucket that is being filled; `last` is the last running total. `fine` and `coarse` hold
     closed buckets, newest last: events of a count, means of a level. `usual` and `seen` track, per row and window, how far the level
-    moves in health; `pooled` the same over all rows. `slope` state (`cov`, `var`, `mean_load`) explains the level by the load.
+    moves in health; `pooled` the same over all rows. `cov`, `var` and the averages of load and level explain the level by the load.
     """
 
     watch: str
@@ -52,7 +57,9 @@ class Panel(msgspec.Struct):
     pooled: Array = msgspec.field(default_factory=lambda: _zero(0))
     pooled_seen: Array = msgspec.field(default_factory=lambda: _zero(0))
     mean_load: Array = msgspec.field(default_factory=lambda: _zero(0))
-    mean_level: Array = msgspec.field(default_factory=lambda: _zero(0))
+    smooth_load: Array = msgspec.field(default_factory=lambda: _zero(0))
+    quick_load: Array = msgspec.field(default_factory=lambda: _zero(0))
+    quick_level: Array = msgspec.field(default_factory=lambda: _zero(0))
     cov: float = 0.0
     var: float = 0.0
     absent: Array = msgspec.field(default_factory=lambda: _zero(0))
@@ -137,17 +144,24 @@ class Panel(msgspec.Struct):
         return self._at_usual_load(level, self.load / weight) if self.row.load else level
 
     def _at_usual_load(self, level: F64, load: F64) -> F64:
+        """The level as it were at the row's usual load. Heat follows the load with minutes of delay, so the load is smoothed; the slope is
+        that of quick movements of both, common to all rows, so that a slow drift of one row does not bend it."""
         known = np.isfinite(level) & (load > 0)
         new = known & (self.mean_load == 0.0)
-        self.mean_load[new], self.mean_level[new] = load[new], level[new]
-        away, moved = np.where(known, load - self.mean_load, 0.0), np.where(known, level - self.mean_level, 0.0)
-        if known.any():
-            self.cov += 0.02 * (float(np.mean((away * moved)[known])) - self.cov)
-            self.var += 0.02 * (float(np.mean((away * away)[known])) - self.var)
-        slope = max(0.0, self.cov / self.var) if self.var > 1e-9 else 0.0
-        self.mean_load += 0.005 * away
-        self.mean_level += 0.005 * (moved - slope * away)
-        return np.where(known, level - slope * away, np.nan)
+        for name, value in (("mean_load", load), ("smooth_load", load), ("quick_load", load), ("quick_level", level)):
+            getattr(self, name)[new] = value[new]
+        self.smooth_load += np.where(known, 0.3 * (load - self.smooth_load), 0.0)
+        away, moved = self.smooth_load - self.quick_load, np.where(known, level - self.quick_level, 0.0)
+        self.quick_load += np.where(known, 0.05 * away, 0.0)
+        self.quick_level += 0.05 * moved
+        settled = known & (np.isfinite(self.fine).sum(axis=1) >= _SETTLED_BUCKETS)
+        if settled.any():
+            self.cov += _SLOPE_PACE * (float((away * moved)[settled].mean()) - self.cov)
+            self.var += _SLOPE_PACE * (float((away * away)[settled].mean()) - self.var)
+        ridge = (0.01 * float(self.mean_load[known].mean())) ** 2 if known.any() else 0.0
+        slope = max(0.0, self.cov / (self.var + ridge + 1e-12))
+        self.mean_load += np.where(known, 0.005 * (load - self.mean_load), 0.0)
+        return np.where(known, level - slope * (self.smooth_load - self.mean_load), np.nan)
 
     def _push(self, values: F64) -> None:
         self.fine[:, :-1] = self.fine[:, 1:]
@@ -179,7 +193,19 @@ class Panel(msgspec.Struct):
     def _grow(self, new: list[tuple[str, str]]) -> None:
         count = len(new)
         self.entities = [*self.entities, *new]
-        for name in ("total", "weight", "load", "raw", "mean_load", "mean_level", "absent", "streak", "calm"):
+        for name in (
+            "total",
+            "weight",
+            "load",
+            "raw",
+            "mean_load",
+            "smooth_load",
+            "quick_load",
+            "quick_level",
+            "absent",
+            "streak",
+            "calm",
+        ):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(count)]))
         self.last = np.concatenate([self.last, np.full(count, np.nan)])
         self.since_ns = np.concatenate([self.since_ns, np.zeros(count, dtype=np.int64)])
@@ -199,6 +225,5 @@ class Panel(msgspec.Struct):
         if keep.all():
             return
         self.entities = [entity for entity, kept in zip(self.entities, keep.tolist(), strict=True) if kept]
-        for name in ("total", "weight", "load", "last", "raw", "fine", "coarse", "usual", "seen", "mean_load", "mean_level", "streak", "calm",
-                     "since_ns", "absent"):  # fmt: skip
+        for name in _ROW_ARRAYS:
             setattr(self, name, getattr(self, name)[keep])

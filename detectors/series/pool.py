@@ -22,6 +22,8 @@ _PLACE_PACE, _MEMORY_ROWS = 1.0 / 600, 20_000.0
 _TAIL_SHARE, _LASTING = 0.02, 5.0
 _WORST_OF_SIGMA = 2.6
 _RELATIVE_FLOOR = 0.02
+_SIGMA_FLOOR = 0.1
+"""A tenth of a metric's usual spread is no news, however constant it was."""
 _SD_OF_WORST, _SD_OF_TAIL = 2.33, 2.05
 """Standard deviations that a Gaussian passes with one and with two percent."""
 _PASSED_NEEDED = 30
@@ -119,7 +121,7 @@ class Pool(msgspec.Struct):
         values, vectors, ranks = leading(self.covariance.astype(np.float64))
         energy = np.cumsum(values * vectors**2, axis=1)
         total = np.diag(self.covariance).astype(np.float64)
-        left = np.stack([np.maximum(total - energy[:, rank - 1], 1e-6) for rank in ranks])
+        left = np.stack([np.maximum(total - energy[:, rank - 1], _SIGMA_FLOOR**2) for rank in ranks])
         self.vectors, self.ranks, self.sigma = vectors.astype(np.float32), ranks, np.sqrt(left).astype(np.float32)
         if self.fitted < 0:
             self.ratio = np.full_like(self.sigma, _WORST_OF_SIGMA)

@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {
     "pcie_replay": Kind("gpu", "pcie_replay_per_s", 3600, counts=True),
     "nvlink_errors": Kind("gpu", "nvlink_crc_errors_per_s", 36000, counts=True),
     "symbol_errors": Kind("nic", "symbol_errors_per_s", 3600, counts=True),
-    "link_flaps": Kind("nic", "carrier_changes_per_s", 12, counts=True),
+    "link_flaps": Kind("nic", "carrier_changes_per_s", 60, counts=True),
     "gpu_heat": Kind("gpu", "temp_c", 87.0),
     "fan": Kind("board", "fan_ratio", 0.98),
     "module_heat": Kind("port", "module_temp_c", 75.0),

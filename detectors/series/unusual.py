@@ -22,8 +22,9 @@ from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 _STATES = frozenset({
-    "alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count", "xid_last", "clocks_event_reasons",
-    "pcie_link_gen", "pcie_link_width", "row_remap_pending", "row_remap_failure", "power_supplies_ok", "kubelet_ready",
+    "alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count", "xid_last",
+    "clocks_event_reasons", "pcie_link_gen", "pcie_link_width",
+    "row_remap_pending", "row_remap_failure", "power_supplies_ok", "kubelet_ready",
 })  # fmt: skip
 """States and positions, not measurements: rules read them."""
 _RATES = ("_per_s", "_bytes", "_ms", "_count")
@@ -156,7 +157,8 @@ class SeriesResidual(Detector):
         text = f"the metrics of {node} no longer fit together, {shares[leading].sum():.0%} of it by {', '.join(named)}"
         evidence = tuple(
             series_evidence(f"{pool.features[i]} of {node}", pool.features[i].rpartition("_")[2], [tick.at_ns],
-                            [_raw(pool.features[i], float(values[i]))], note=f"usual {_plain(pool.features[i], pool.place[row, i])}; share {shares[i]:.2f}")
+                            [_raw(pool.features[i], float(values[i]))],
+                            note=f"usual {_plain(pool.features[i], pool.place[row, i])}; share {shares[i]:.2f}")
             for i in leading
         )  # fmt: skip
         since_ns = int(pool.since_ns[row])
@@ -179,14 +181,17 @@ class SeriesResidual(Detector):
 
     def _refit(self) -> None:
         """Fit the pool that waits longest, if one is due: a fit is the one costly step, so there is never more than one in a tick."""
-        due = [
-            (pool.fitted if pool.fitted >= 0 else -1, name) for name, pool in self._state.pools.items()
-            if pool.weight >= 4 * self.settings.warm_ticks / LEAST_PEERS and pool.tick >= self.settings.warm_ticks
-            and (pool.fitted < 0 or pool.tick - pool.fitted >= self.settings.refit_ticks or pool.fitted < pool.tick <= 2 * self.settings.warm_ticks)
-            and (pool.fitted < 0 or pool.tick - pool.fitted >= 30)
-        ]  # fmt: skip
+        due = [(pool.fitted, name) for name, pool in self._state.pools.items() if self._is_due(pool)]
         if due:
             self._state.pools[min(due)[1]].fit()
+
+    def _is_due(self, pool: Pool) -> bool:
+        """A young pool is fitted often, an old one on its interval, one with too few rows not at all."""
+        warm = self.settings.warm_ticks
+        if pool.fitted < 0:
+            return pool.tick >= warm and pool.weight >= warm
+        age = pool.tick - pool.fitted
+        return age >= (30 if pool.tick <= 2 * warm else self.settings.refit_ticks)
 
 
 def node_table(tick: AlignedTick) -> tuple[list[str], list[str], F32]:

@@ -51,7 +51,7 @@ def scene(kind: str, reach: float = 1.0, course: str = "ramp", seed: int = 5, no
     return only(Fleet(nodes, 2, seed, (trend,), nuisance=0.0).frames(HOURS * 60), KINDS[kind].family, *columns_of(kind))
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"link_flaps"}))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_each_precursor_is_foretold_ten_minutes_ahead(kind: str) -> None:
     found = [v for v in said(scene(kind)) if not v.clears]
     assert found, f"{kind} was not foretold"
