@@ -115,6 +115,7 @@ class Simulator:
         drawn = self._light.advance(self.noise.stream("light", number))
         light = self.placement.light
         load.compute[light] = (0.6 * LIGHT_COMPUTE * np.clip(1.0 + drawn, 0.0, 3.0))[:, None]
+        load.spin[light] = np.maximum(0.0, 1.0 - load.compute[light])
         load.usual[light] = LIGHT_COMPUTE
         return load
 

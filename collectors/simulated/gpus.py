@@ -17,6 +17,9 @@ TDP_W, POWER_EXPONENT = 400.0, 2.4
 CHIP_TAU_S, MEMORY_TAU_S = 25.0, 60.0
 PCIE_BYTES_PER_S = 24e9
 NVLINK_BYTES_PER_S = 60e9
+SEEN = 0.96
+"""The counter looks a few times a second: short gaps between kernels are not seen."""
+
 RESTING_W = 105.0
 """Below this a GPU is taken to draw its level at rest: memory in use, nothing running."""
 
@@ -61,9 +64,8 @@ class Gpus:
         clock = self._clock(drivers, active)
         power = self._power_w(active, load.spin, clock, drivers, stream)
         self._warm(power, inlet_c, drivers)
-        out[..., at["gpu_util_ratio"]] = np.clip(
-            (load.compute + load.spin) * lv.util + 0.004 * jitter[0] * (active > 0), 0, 1
-        )
+        seen = np.minimum(1.0, (load.compute + load.spin) / SEEN)
+        out[..., at["gpu_util_ratio"]] = np.clip(seen * lv.util + 0.002 * jitter[0] * (active > 0), 0, 1)
         out[..., at["sm_active_ratio"]] = np.clip(lv.sm * (active + 0.03 * load.spin) * (1 + 0.02 * jitter[1]), 0, 1)
         out[..., at["tensor_active_ratio"]] = np.clip(lv.tensor * active * (1 + 0.02 * jitter[1]), 0, 1)
         out[..., at["dram_active_ratio"]] = np.clip(0.45 * lv.sm * active * (1 + 0.03 * jitter[2]), 0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from collectors.simulated import marginals
 from collectors.simulated.drivers import Drivers
 from collectors.simulated.families import columns
 from collectors.simulated.jobs import DAY_S
@@ -37,6 +38,9 @@ class Hosts:
         self._disk = np.clip(0.35 + 0.15 * born.standard_normal(layout.size), 0.05, 0.8)
         self._load1 = CORES * levels.cpu
         self._process = blank(layout, "process")
+        # a machine draws what real ones draw at the same quantile as its GPUs; the lowest are readings of 0
+        real = marginals.table()
+        self._server_w = real["gpu_power_w"], np.maximum(real["server_power_w"], real["server_power_w"][1])
         self._rss = born.lognormal(np.log(1.2e10), 0.15, (layout.size, GPUS))
 
     def inlet_c(self, at_s: float, drivers: Drivers, stream: np.random.Generator) -> F64:
@@ -49,7 +53,7 @@ class Hosts:
         at, out, lv = columns("host"), blank(self._layout, "host"), self._levels
         n = stream.standard_normal((6, self._layout.size), dtype=np.float32)
         hog = drivers["hog"]
-        running = np.minimum(1.0, (load.compute + load.spin + load.data).mean(axis=1))
+        running = np.where(lv.idle, 1.0, np.minimum(1.0, (load.compute + load.spin + load.data).mean(axis=1)))
         busy = np.clip(lv.cpu * (0.35 + 0.65 * running) * (1 + 0.06 * self._cpu.advance(stream)) + hog, 0.002, 1.0)
         self._load1 += (CORES * busy + CORES * hog - self._load1) * (1 - np.exp(-self._interval_s / 60.0))
         iowait = np.clip(0.002 + 0.02 * load.data.mean(axis=1) + 0.05 * load.checkpoint, 0, 1)
@@ -75,7 +79,7 @@ class Hosts:
         """[node, 1, column]."""
         at, out = columns("board"), blank(self._layout, "board")
         n = stream.standard_normal((2, self._layout.size), dtype=np.float32)
-        watts = 1010.0 + 1.22 * np.nan_to_num(gpu_power_w, nan=0.0).sum(axis=1)
+        watts = np.interp(np.nan_to_num(gpu_power_w).mean(axis=1), *self._server_w)
         rows: dict[str, F64 | float] = {
             "inlet_temp_c": np.round(inlet_c, 1), "server_power_w": watts * (1 + 0.004 * n[0]),
             "fan_ratio": np.clip(0.25 + 0.02 * (inlet_c - INLET_C) + 4e-5 * watts + 0.005 * n[1], 0.15, 1), "power_supplies_ok": 6.0,

@@ -21,6 +21,12 @@ LAST_STAGE = 0.04
 """The last stage also computes the loss; even a well-divided model is that much longer there."""
 
 PAUSE_CHANCE = 2e-4
+SLOW_SHARE, SLOW_PHI = 0.4, 0.975
+"""Part of a rank's own variation that forgets slowly: neighbours, caches, placement."""
+
+TEMPER = 0.4
+"""Spread of how restless jobs of one profile are."""
+
 RESTARTS_PER_S = 1 / 10_000
 DAY_S = 86_400.0
 
@@ -95,9 +101,12 @@ class JobRun:
         born = noise.stream("job", grid.index)
         profile = grid.profile
         nodes = np.repeat(born.lognormal(0.0, profile.unequal * min(disorder, 1.0), grid.nodes), GPUS)
-        self._lasting = (nodes * born.lognormal(0.0, 0.3 * profile.rank, grid.world)).reshape(grid.shape)
+        each = born.lognormal(0.0, 0.5 * profile.unequal * min(disorder, 1.0), grid.world)
+        self._lasting = (nodes * each).reshape(grid.shape)
+        self._temper = disorder * float(born.lognormal(0.0, TEMPER))
         self._common = Drift((), profile.common_phi, born)
         self._own = Drift(grid.shape, profile.rank_phi, born)
+        self._slowly = Drift(grid.shape, SLOW_PHI, born)
         healthy = run(self._healthy())
         self.nominal_s = healthy.finish
         self.usual_compute = float((healthy.own.mean() + 0.6 * healthy.optimizer.mean()) / healthy.finish)
@@ -252,9 +261,10 @@ class JobRun:
 
     def _slowness(self, begin: float, drivers: Drivers, stream: np.random.Generator) -> F64:
         profile, index = self.grid.profile, self.grid.index
-        common, own = self._common.advance(stream), self._own.advance(stream)
+        common = self._common.advance(stream)
+        own = (1 - SLOW_SHARE) ** 0.5 * self._own.advance(stream) + SLOW_SHARE**0.5 * self._slowly.advance(stream)
         day = 0.01 * np.sin(2 * np.pi * begin / DAY_S + self.plan.day_phase)
-        noise = np.exp(self._disorder * (profile.common * common + profile.rank * own + day))
+        noise = np.exp(self._temper * (profile.common * common + profile.rank * own) + self._disorder * day)
         slow = self._lasting * noise * drivers["work"][index]
         if not drivers.calm("clock", "power_cap", "compute"):
             cap = np.minimum(1.0, self._of_gpus(drivers, "power_cap")) ** (1 / 2.4)

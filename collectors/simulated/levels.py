@@ -13,12 +13,15 @@ import numpy as np
 
 from collectors.simulated.layout import Layout
 from collectors.simulated.marginals import quantile
-from collectors.simulated.noise import F64, Ints, Noise
+from collectors.simulated.noise import F64, Bools, Ints, Noise
 from collectors.simulated.placement import Placement
 from collectors.simulated.spec import GPUS, IDLE_SHARE, LIGHT_SHARE
 
 CLOSENESS = 0.5
 """Share of its slice that a job fills: its members differ, but less than chance would have it."""
+
+WIDEST = 0.08
+"""Most that one job fills of a distribution, however few jobs there are."""
 
 GPU_METRICS = {
     "gpu_power_w": 0.95, "gpu_temp_c": 0.7, "memory_temp_c": 0.6, "gpu_util_ratio": 0.9, "fb_used_ratio": 0.4,
@@ -32,7 +35,7 @@ INLET_C = 22.0
 
 @dataclass(frozen=True)
 class Levels:
-    """Lasting levels: [node, 8] for GPUs, [node] for machines. Traffic is per adapter."""
+    """Lasting levels: [node, 8] for GPUs, [node] for machines. Traffic is per adapter; `idle` marks nodes without any use."""
 
     power_w: F64
     temp_c: F64
@@ -44,6 +47,7 @@ class Levels:
     cpu: F64
     memory: F64
     traffic: F64
+    idle: Bools
 
 
 def levels(layout: Layout, placement: Placement, noise: Noise) -> Levels:
@@ -55,6 +59,7 @@ def levels(layout: Layout, placement: Placement, noise: Noise) -> Levels:
         gpu["gpu_power_w"], gpu["gpu_temp_c"], gpu["memory_temp_c"], gpu["gpu_util_ratio"], gpu["fb_used_ratio"],
         gpu["sm_active_ratio"], gpu["tensor_active_ratio"], node["cpu_busy_ratio"], node["mem_used_ratio"],
         _networked(node["ib_tx_mb_per_s"] * 1e6, placement),
+        owner == -1,
     )  # fmt: skip
 
 
@@ -94,18 +99,16 @@ def _slice(at: float, share: float, shape: tuple[int, int], stream: np.random.Ge
     if count == 0:
         return np.empty(shape)
     places = (stream.permutation(count).reshape(shape) + 0.5) / count
-    closeness = CLOSENESS if group >= 0 else 1.0
-    middle = at + share / 2
-    return middle + (places - 0.5) * share * closeness
+    width = min(CLOSENESS * share, WIDEST) if group >= 0 else share
+    return at + share / 2 + (places - 0.5) * width
 
 
 def _networked(traffic: F64, placement: Placement) -> F64:
-    """No job of several nodes is without any traffic, though the real distribution has many zeros."""
+    """Replicas exchange the same gradients: a job's adapters carry the same. No job of several nodes is without traffic, though the
+    real distribution has many zeros."""
     for grid in placement.grids:
-        if grid.nodes > 1:
-            traffic[grid.span] = np.maximum(traffic[grid.span], LEAST_BYTES_PER_S)
-        else:
-            traffic[grid.span] = 0.0
+        usual = max(float(np.median(traffic[grid.span])), LEAST_BYTES_PER_S)
+        traffic[grid.span] = usual if grid.nodes > 1 else 0.0
     return traffic
 
 

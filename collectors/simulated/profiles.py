@@ -29,7 +29,7 @@ class Profile:
     rank, rank_phi
         Spread and memory of a rank's own speed.
     unequal
-        Lasting differences between nodes.
+        Lasting differences between nodes; between the GPUs of a node half as much.
     data, tensor, reduce, hop
         Shares of the step: loading, tensor-parallel exchange, gradient reduction, one hand-over between stages.
     experts
@@ -58,12 +58,14 @@ class Profile:
 PROFILES: dict[str, Profile] = {
     p.name: p
     for p in (
-        Profile("dense", 8, 1, 1, (2.0, 6.0), 8, 0.009, 0.75, 0.010, 0.003, 0.70, 0.006, 0.01, 0.06, 0.08),
-        Profile("pipeline", 8, 8, 1, (4.0, 12.0), 16, 0.012, 0.80, 0.008, 0.003, 0.70, 0.006, 0.005, 0.05, 0.06, 0.002),
+        Profile("dense", 8, 1, 1, (2.0, 6.0), 8, 0.008, 0.80, 0.004, 0.0015, 0.70, 0.006, 0.01, 0.06, 0.08),
+        Profile(
+            "pipeline", 8, 8, 1, (4.0, 12.0), 16, 0.015, 0.82, 0.004, 0.0015, 0.70, 0.006, 0.005, 0.05, 0.06, 0.002
+        ),
         Profile("moe", 4, 2, 8, (3.0, 8.0), 8, 0.010, 0.75, 0.010, 0.004, 0.70, 0.008, 0.01, 0.05, 0.08, 0.003, 0.03),
         Profile("longseq", 8, 2, 1, (3.0, 9.0), 8, 0.004, 0.50, 0.030, 0.003, 0.60, 0.006, 0.01, 0.06, 0.08, 0.003),
-        Profile("ddp", 1, 1, 1, (0.8, 2.5), 2, 0.008, 0.70, 0.010, 0.012, 0.65, 0.010, 0.03, 0.0, 0.12),
-        Profile("recsys", 1, 1, 1, (0.5, 1.2), 1, 0.006, 0.60, 0.012, 0.025, 0.65, 0.060, 0.08, 0.0, 0.15),
+        Profile("ddp", 1, 1, 1, (0.8, 2.5), 2, 0.008, 0.70, 0.006, 0.015, 0.65, 0.015, 0.03, 0.0, 0.12),
+        Profile("recsys", 1, 1, 1, (0.5, 1.2), 1, 0.010, 0.70, 0.006, 0.028, 0.65, 0.080, 0.08, 0.0, 0.15),
     )
 }
 
