@@ -104,6 +104,11 @@ class Stillness(msgspec.Struct):
         found[:, 0] += at.start
         return found
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(getattr(self, name).nbytes for name in self.__struct_fields__)
+
     def grown(self, rows: int, columns: int) -> Stillness:
         """The same with more series, of which nothing is known yet."""
         fresh = Stillness.of(rows, columns)
