@@ -75,26 +75,31 @@ def known_jobs() -> Iterator[Job]:
 
 def bytedance(name: str, folder: Path = DATA / "bytedance") -> Job:
     """One of the three production traces: AR, SE or ST."""
+    times, dp = bytedance_times(name, folder)
+    ranks = times.forward.shape[1]
+    nodes = tuple(f"dp{rank % dp}-stage{rank // dp}" for rank in range(ranks))
+    return job_of(name, times, nodes, {"dp": str(dp), "pp": str(ranks // dp), "order": "tp-cp-ep-dp-pp"})
+
+
+def bytedance_times(name: str, folder: Path = DATA / "bytedance") -> tuple[Times, int]:
+    """Times of a production trace, ranks numbered with the data-parallel place changing fastest, and how many such places there are."""
     import pandas as pd
 
     table = pd.read_parquet(folder / f"trace-{name}.parquet")
     table["end"] = table["start_ts"] + table["duration"]
-    cells = table.groupby(["stage", "dp_rank"]).ngroups
     dp = int(table["dp_rank"].max()) + 1
     column = (table["stage"].astype(int) * dp + table["dp_rank"].astype(int)).rename("column")
+    ranks = range(int(column.max()) + 1)
     numbers = tuple(int(step) for step in sorted(table["step"].unique()))
 
     def total(*kinds: str) -> F64:
         chosen = table[table["optype"].isin(kinds)]
         grid = chosen.groupby([chosen["step"], column.loc[chosen.index]])["duration"].sum().unstack("column")
-        return np.asarray(grid.reindex(numbers).reindex(columns=range(cells)), dtype=np.float64) * 1000.0
+        return np.asarray(grid.reindex(numbers).reindex(columns=ranks), dtype=np.float64) * 1000.0
 
     whole = table.groupby([table["step"], column])["end"].max().unstack("column").reindex(numbers)
-    times = Times(
-        numbers, total("forward-compute"), total("backward-compute"), total("optimizer"), whole.to_numpy() * 1000.0
-    )
-    nodes = tuple(f"dp{rank % dp}-stage{rank // dp}" for rank in range(cells))
-    return job_of(name, times, nodes, {"dp": str(dp), "pp": str(cells // dp), "order": "tp-cp-ep-dp-pp"})
+    duration = np.asarray(whole.reindex(columns=ranks), dtype=np.float64) * 1000.0
+    return Times(numbers, total("forward-compute"), total("backward-compute"), total("optimizer"), duration), dp
 
 
 def alibaba(number: int, folder: Path = DATA / "alibaba") -> Job:
@@ -132,8 +137,8 @@ def with_variation(wanted: F64, rng: np.random.Generator) -> F64:
     Ten positive numbers cannot vary by more than 3; rows that should are as far apart as they can be.
     """
     draws = rng.normal(size=(len(wanted), WORKERS))
-    low, high = np.zeros(len(wanted)), np.full(len(wanted), 60.0)
-    for _ in range(50):
+    low, high = np.zeros(len(wanted)), np.full(len(wanted), 1e4)
+    for _ in range(60):
         middle = (low + high) / 2
         below = _variation(_stretched(draws, middle)) < wanted
         low, high = np.where(below, middle, low), np.where(below, high, middle)

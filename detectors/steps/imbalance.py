@@ -36,7 +36,7 @@ class ImbalanceSettings:
     """Settings of `imbalance`."""
 
     sample_s: float = option(1.0, "at most one step in so long is looked at")
-    window_steps: int = option(16, "so many of them make an opinion")
+    window_steps: int = option(12, "so many of them make an opinion")
     review_steps: int = option(4, "which is formed anew after so many more")
     skip_steps: int = option(5, "of the first steps of an attempt, so many say nothing")
     stage_ratio: float = option(

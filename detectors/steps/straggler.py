@@ -27,7 +27,7 @@ from trainwarden.records import Entity, EntityKind, Evidence, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout
 
-_KEPT_BLOCKS, _KEPT_BLOCKS_LARGE, _LARGE = 40, 16, 1000
+_KEPT_BLOCKS, _KEPT_BLOCKS_LARGE, _LARGE = 24, 16, 1000
 _FRESH_NS = 6 * NS_PER_S
 _CALM_NS = 12 * NS_PER_S
 _JOB_SILENCE_NS = 1800 * NS_PER_S
