@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -200,10 +200,9 @@ class Fleet:
         }
 
     def _board(self, load: F64, at_s: float) -> dict[str, F64]:
-        node = lambda values: values[:, :1]  # noqa: E731 - one column of a per-device table
         self._disk += np.where((at_s // TICK_S) % 30 == 0, 0.01, 0.0)
         self._disk = np.where(self._disk > 0.7, self._disk - 0.25, self._disk)
-        fan = 0.3 + 0.3 * node(self._heat) + 0.01 * node(self._ar["fan"]) + 0.03 * node(self._offset["fan"])
+        fan = 0.3 + 0.3 * _first(self._heat) + 0.01 * _first(self._ar["fan"]) + 0.03 * _first(self._offset["fan"])
         return {"dimm_correctable_per_s": self._events("dimm", 4.0), "server_power_w": 1500 + 5600 * load.mean(axis=1, keepdims=True),
                 "fan_ratio": fan, "disk_used_ratio": self._disk[:, None].copy(), "nvme_spare_ratio": np.ones((self.nodes, 1))}  # fmt: skip
 
@@ -230,6 +229,23 @@ class Fleet:
         entities = tuple((node_name(n), name) for n in range(self.nodes) for name in names)
         values = np.stack([column.ravel() for column in table.values()], axis=1).astype(np.float32)
         return FamilyMatrix(family, entities, tuple(table), values)
+
+
+def _first(values: F64) -> F64:
+    return values[:, :1]
+
+
+def warmed(nodes: int, minutes: int, since: int, by_c: float) -> list[Frame]:
+    """A healthy fleet whose optical modules are all `by_c` warmer from minute `since` on; only its ports report."""
+    frames = []
+    for minute, frame in enumerate(Fleet(nodes, 2, seed=3, nuisance=0.0).frames(minutes)):
+        ports = frame.ticks[0].families["port"]
+        values = ports.values.copy()
+        values[:, ports.metrics.index("module_temp_c")] += by_c if minute >= since else 0.0
+        frames.append(
+            replace(frame, ticks=(replace(frame.ticks[0], families={"port": replace(ports, values=values)}),))
+        )
+    return frames
 
 
 def _settled(value: Any, kind: Kind) -> float:

@@ -113,10 +113,13 @@ class Poly(SeasonalModel):
 
     def _line(self, values: F64, known: NDArray[np.bool_]) -> F64:
         design, target = self._design(np.arange(self.length))[known], values[known]
-        weight, solution = np.ones(len(target)), np.zeros(self.degree + 1)
+        weight: F64 = np.ones(len(target))
+        solution: F64 = np.zeros(self.degree + 1)
         for _ in range(self.rounds):
             root = np.sqrt(weight)
-            solution = np.linalg.lstsq(design * root[:, None], target * root, rcond=None)[0]
+            solution = np.asarray(
+                np.linalg.lstsq(design * root[:, None], target * root, rcond=None)[0], dtype=np.float64
+            )
             size = np.abs(target - design @ solution)
             weight = np.minimum(
                 1.0, 1.5 * max(float(_GAUSS_OF_MEDIAN * np.median(size)), 1e-12) / np.maximum(size, 1e-12)

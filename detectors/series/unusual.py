@@ -82,7 +82,7 @@ class SeriesResidual(Detector):
             nodes, features, table = node_table(tick)
             if not nodes or not features:
                 continue
-            for name, rows in _pools(nodes, frame.topology).items():
+            for name, rows in pools_of(nodes, frame.topology).items():
                 pool = self._pool(name, features)
                 verdicts += self._look(
                     tick, pool, [nodes[i] for i in rows], _values(table, rows, features, pool), frame.topology
@@ -152,13 +152,13 @@ class SeriesResidual(Detector):
     ) -> Verdict:
         node, shares = pool.nodes[row], pool.shares(banded)
         leading = np.argsort(-shares, kind="stable")[:3].tolist()
-        named = [f"{pool.features[i]} ({_plain(pool.features[i], values[i])}, usually {_plain(pool.features[i], pool.place[row, i])})"
+        named = [f"{pool.features[i]} ({plain(pool.features[i], values[i])}, usually {plain(pool.features[i], pool.place[row, i])})"
                  for i in leading]  # fmt: skip
         text = f"the metrics of {node} no longer fit together, {shares[leading].sum():.0%} of it by {', '.join(named)}"
         evidence = tuple(
             series_evidence(f"{pool.features[i]} of {node}", pool.features[i].rpartition("_")[2], [tick.at_ns],
                             [_raw(pool.features[i], float(values[i]))],
-                            note=f"usual {_plain(pool.features[i], pool.place[row, i])}; share {shares[i]:.2f}")
+                            note=f"usual {plain(pool.features[i], pool.place[row, i])}; share {shares[i]:.2f}")
             for i in leading
         )  # fmt: skip
         since_ns = int(pool.since_ns[row])
@@ -227,7 +227,7 @@ def _means(matrix: FamilyMatrix, kept: list[int], place: dict[str, int]) -> F32:
     return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), dtype=np.float32)
 
 
-def _pools(nodes: list[str], topology: Topology) -> dict[str, list[int]]:
+def pools_of(nodes: list[str], topology: Topology) -> dict[str, list[int]]:
     """Row numbers by pool: a job with at least three nodes is one, all others share the pool with the empty name."""
     jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes}
     found: dict[str, list[int]] = {}
@@ -255,5 +255,6 @@ def _raw(feature: str, value: float) -> float:
     return float(np.sign(value) * np.expm1(abs(value))) if feature.endswith(_RATES) else value
 
 
-def _plain(feature: str, value: float) -> str:
+def plain(feature: str, value: float) -> str:
+    """A value of a feature as a reader knows it."""
     return f"{_raw(feature, float(value)):.3g}"
