@@ -20,8 +20,10 @@ from trainwarden.topology import Topology
 _PRIOR = np.log(np.array([1e-2, 1e-4, 1e-4, 3e-5, 5e-3]))
 """Odds by kind of part: node, leaf, switch, rail, port."""
 _FABRIC_PRIOR = float(np.log(1e-5))
-_HURT, _HURT_ANYWAY, _HURT_WEAKLY = 0.8, 1e-3, 0.05
-"""Share of bad probes through a broken part; through healthy ones, for strong and for weak signs."""
+_HURT, _HURT_ANYWAY = 0.8, 1e-3
+"""Share of bad probes through a broken part, and through healthy ones, for strong signs."""
+_LEAST_RAISED, _TIMES_ELSEWHERE, _WEAK_BACKGROUND = 0.25, 3.0, 0.01
+"""Weak signs: a part is suspect from this share of raised probes on, and this many times the share of all; the least share of all."""
 _GUILTY_SHARE, _BELOW_SHARE, _FABRIC_SHARE = 0.6, 2 / 3, 0.6
 _MOST = 16
 _LEAST_WITNESSES = 3
@@ -75,7 +77,7 @@ def blame(
     told = np.ones(len(bad), dtype=np.bool_) if known is None else known | bad
     if not bad.any():
         return Explanation()
-    search = _Search(parts, bad & told, told, _HURT_WEAKLY if weak else _HURT_ANYWAY, shared_only=weak)
+    search = _WeakSearch(parts, bad & told, told) if weak else _Search(parts, bad & told, told)
     search.run()
     return search.conclusion()
 
@@ -83,13 +85,11 @@ def blame(
 class _Search:
     """Greedy: the suspect that explains most, until none is worth its odds."""
 
-    def __init__(
-        self, parts: Parts, bad: NDArray[np.bool_], told: NDArray[np.bool_], anyway: float, shared_only: bool
-    ) -> None:
+    def __init__(self, parts: Parts, bad: NDArray[np.bool_], told: NDArray[np.bool_]) -> None:
         self._parts, self._bad, self._told = parts, bad, told
-        self._for, self._against = float(np.log(_HURT / anyway)), float(np.log((1 - _HURT) / (1 - anyway)))
+        self._for, self._against = float(np.log(_HURT / _HURT_ANYWAY)), float(np.log((1 - _HURT) / (1 - _HURT_ANYWAY)))
         self._left = told.copy()
-        self._open = self._suspects(shared_only)
+        self._open = self._suspects()
         self._chosen: list[int] = []
         self._gained, self._tied = 0.0, False
 
@@ -131,12 +131,8 @@ class _Search:
         bad = int(self._bad.sum())
         return bad >= _FABRIC_SHARE * int(self._told.sum()) and int(self._counts()[0].max()) < 0.5 * bad
 
-    def _suspects(self, shared_only: bool) -> NDArray[np.bool_]:
-        kinds = self._parts.kinds
-        shared = (kinds == LEAF) | (kinds == SWITCH) | (kinds == RAIL)
-        if shared_only:
-            return np.asarray(shared)
-        suspects = np.ones(len(kinds), dtype=np.bool_)
+    def _suspects(self) -> NDArray[np.bool_]:
+        suspects = np.ones(len(self._parts.kinds), dtype=np.bool_)
         suspects[: len(self._parts.nodes)] = self._parts.targets
         return suspects
 
@@ -172,8 +168,13 @@ class _Search:
         count = len(self._parts.nodes)
         seen = np.bincount(self._parts.host[mine], minlength=count)
         hurt = np.bincount(self._parts.host[mine & self._bad[:, None]], minlength=count)
-        below, suffering = int((seen > 0).sum()), int(((seen > 0) & (2 * hurt >= seen)).sum())
+        least = 0.5 * seen * self._expected(int(hurt.sum()), int(seen.sum()))
+        below, suffering = int((seen > 0).sum()), int(((hurt > 0) & (hurt >= least)).sum())
         return suffering >= 2 and suffering >= _BELOW_SHARE * below
+
+    def _expected(self, hurt: int, seen: int) -> float:
+        """Share of a host's probes that a broken part above it makes bad."""
+        return 1.0
 
     def _is_tied(self, part: int, gain: NDArray[np.float64], hits: NDArray[np.int64]) -> bool:
         """Whether another shared part of the same kind explains as much: two leaves that only reach each other badly."""
@@ -234,3 +235,23 @@ class _Search:
     def _has_witness(self) -> bool:
         """Some probe that passes nothing blamed, and is well."""
         return bool((self._left & ~self._bad).any())
+
+
+class _WeakSearch(_Search):
+    """Signs that a broken part gives in some of its probes only, and healthy parts give too: a part is suspect when its share of raised
+    probes stands out from that of all (likelihood ratio with the share that it has), and only shared parts are.
+    """
+
+    def _suspects(self) -> NDArray[np.bool_]:
+        kinds = self._parts.kinds
+        return np.asarray((kinds == LEAF) | (kinds == SWITCH) | (kinds == RAIL))
+
+    def _gain(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
+        elsewhere = max(float((self._bad & self._left).sum()) / max(int(self._left.sum()), 1), _WEAK_BACKGROUND)
+        share = np.clip(hits / np.maximum(total, 1), 1e-6, 0.99)
+        ratio = hits * np.log(share / elsewhere) + (total - hits) * np.log((1 - share) / max(1 - elsewhere, 0.01))
+        apart = (share >= _LEAST_RAISED) & (share >= _TIMES_ELSEWHERE * elsewhere)
+        return np.where(apart, ratio + _PRIOR[self._parts.kinds], -np.inf)
+
+    def _expected(self, hurt: int, seen: int) -> float:
+        return hurt / max(seen, 1)
