@@ -182,7 +182,9 @@ def meaning_of(event: LogEvent) -> Meaning | None:
 
 def xid_actions() -> dict[int, str]:
     """Xid → NVIDIA's recommended action, word for word."""
-    found = {rule.code: rule.vendor_action for rule in table().rules if rule.vendor_action}
+    found = {
+        rule.code: rule.vendor_action for rule in table().rules if rule.vendor_action and rule.code.startswith("xid:")
+    }
     return {int(code.partition(":")[2]): action for code, action in found.items()}
 
 

@@ -14,6 +14,7 @@ from detectors.rules.table import Table, expanded, table
 from trainwarden.records import LogEvent
 
 MAP = Path(__file__).parent / "nvsentinel_action_map" / "xid_action.csv"
+HEALTH_MAP = MAP.with_name("dcgm_fr_action.csv")
 SAME = {
     "RESTART_APP": "RESTART_APP", "RESET_GPU": "RESET_GPU", "RESTART_BM": "REBOOT_NODE", "RESTART_VM": "REBOOT_NODE", "IGNORE": "NONE",
     "WORKFLOW_XID_48": "RESET_GPU", "WORKFLOW_NVLINK_ERR": "CHECK_NVLINK", "WORKFLOW_NVLINK5_ERR": "CHECK_NVLINK",
@@ -56,6 +57,17 @@ def test_a_reason_stands_only_where_something_differs() -> None:
                 rule.vendor_severity == "FATAL"
             )
             assert not agrees, rule.code
+
+
+def test_every_result_of_the_health_watch_is_in_the_table_word_for_word() -> None:
+    names = {"NODE_REBOOT": "REBOOT_NODE", "REPORT_ISSUE": "REPORT", "IGNORE": "NONE", "RESET_GPU": "RESET_GPU"}
+    with HEALTH_MAP.open() as rows:
+        for row in csv.DictReader(rows):
+            rule = table().find(f"dcgm:{row['dcgm_fr']}", "critical")
+            assert rule is not None
+            assert rule.vendor_action == row["action"]
+            assert rule.action == names.get(row["action"], "INSPECT"), row
+            assert (rule.verdict == "none") == (row["action"] == "IGNORE"), row
 
 
 @pytest.mark.parametrize("number", [48, 54, 62, 64, 79, 95, 119, 120, 140, 143])
