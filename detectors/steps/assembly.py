@@ -13,6 +13,8 @@ from trainwarden.clock import NS_PER_S
 LOCAL, WAIT, DATA, DURATION, WORK = range(5)
 """Rows of `JointStep.values`: milliseconds, and the samples (or tokens) of the step, NaN where the job does not say."""
 
+MAX_VICTIMS = 64
+"""A verdict names no more of those that wait: who waits in a large job is the job."""
 _LATENESS_NS = 3 * NS_PER_S
 _MAX_PENDING = 4096
 

@@ -20,12 +20,14 @@ FLOOR_SHARE_OF_STEP = 0.015
 class Block(msgspec.Struct):
     """What one block of steps says about each rank. Arrays over ranks, milliseconds, float32 (many blocks are kept).
 
+    `step_ms` and `data_ms` are the middle of all ranks: the step, and its wait for input.
     `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other peers' median.
     """
 
     start_ns: int
     end_ns: int
     step_ms: float
+    data_ms: float
     local_ms: Array
     excess: Array
     data_excess: Array
@@ -41,7 +43,8 @@ def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:
     end_ns = last.started_at_ns + int(np.nan_to_num(_median(durations[-1])) * 1e6)
     data, wait = excess_in_groups(np.nan_to_num(values[:, DATA]), groups), excess_in_groups(values[:, WAIT], groups)
     parts = (_middle(part) for part in (values[:, LOCAL], excess, data, wait))
-    return Block(steps[0].started_at_ns, end_ns, _median(durations), *parts), excess
+    waits = float(np.nan_to_num(_median(values[:, DATA])))
+    return Block(steps[0].started_at_ns, end_ns, _median(durations), waits, *parts), excess
 
 
 def divided_by_work(step: JointStep, groups: Groups) -> JointStep:
@@ -70,6 +73,7 @@ class Usual(msgspec.Struct):
 
     blocks: int = 0
     step_ms: float = 0.0
+    data_ms: float = 0.0
     excess: Array = msgspec.field(default_factory=lambda: nan_array(0))
     scale: Array = msgspec.field(default_factory=lambda: nan_array(0))
     local_ms: Array = msgspec.field(default_factory=lambda: nan_array(0))
@@ -83,11 +87,11 @@ class Usual(msgspec.Struct):
             padded = np.append(values, default)
             return padded[np.where(pick >= 0, pick, len(values))]
 
-        return Usual(self.blocks, self.step_ms, take(self.excess, 0.0), take(self.scale, _typical(self.scale)),
+        return Usual(self.blocks, self.step_ms, self.data_ms, take(self.excess, 0.0), take(self.scale, _typical(self.scale)),
                      take(self.local_ms, _typical(self.local_ms)), take(self.wait_excess, 0.0))  # fmt: skip
 
-    def learn(self, block: Block, frozen: Array, forgetting: float) -> None:
-        """Move towards `block`, except for ranks in `frozen` (boolean)."""
+    def learn(self, block: Block, frozen: Array, forgetting: float, hold: bool = False) -> None:
+        """Move towards `block`, except for ranks in `frozen` (boolean); with `hold` the times of the whole job stay."""
         if self.blocks == 0:
             self._start(block)
             return
@@ -101,8 +105,9 @@ class Usual(msgspec.Struct):
         )
         self.local_ms = _towards(self.local_ms, block.local_ms, weight, open_ranks)
         self.wait_excess = _towards(self.wait_excess, block.wait_excess, weight, open_ranks)
-        if not frozen.any():
+        if not hold and not frozen.any():
             self.step_ms += weight * (min(block.step_ms, 2.0 * self.step_ms) - self.step_ms)
+            self.data_ms += weight * (min(block.data_ms, 2.0 * self.data_ms + 0.05 * self.step_ms) - self.data_ms)
         self.blocks += 1
 
     def limit_scale(self, step_ms: float) -> Array:
@@ -134,7 +139,7 @@ class Usual(msgspec.Struct):
             self.local_ms[mine] = np.median(self.local_ms[members])
 
     def _start(self, block: Block) -> None:
-        self.step_ms = block.step_ms
+        self.step_ms, self.data_ms = block.step_ms, block.data_ms
         self.excess, self.local_ms = (np.nan_to_num(v).astype(np.float64) for v in (block.excess, block.local_ms))
         self.wait_excess = np.nan_to_num(block.wait_excess).astype(np.float64)
         self.scale = np.zeros_like(self.excess)

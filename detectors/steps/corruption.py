@@ -16,7 +16,7 @@ import numpy as np
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
-from detectors.steps.assembly import rows_by_step
+from detectors.steps.assembly import MAX_VICTIMS, rows_by_step
 from detectors.steps.gradients import GradientSizes
 from detectors.steps.peers import Groups, peer_groups
 from detectors.steps.table import StepTable, tables_of
@@ -111,6 +111,7 @@ class CorruptionDetector(Detector):
 
     name = "corruption"
     kinds = ("non_finite", "silent_corruption")
+    version: ClassVar[int] = 2
     false_alarms_per_node_day: ClassVar[float] = 0.005
     Settings = CorruptionSettings
     settings: CorruptionSettings
@@ -322,8 +323,13 @@ class CorruptionDetector(Detector):
             kind=opinion.kind, entity=entity, window=(onset_ns, at_ns), onset_at_ns=onset_ns, job=job.job, attempt=job.attempt,
             rank=opinion.rank, score=float(max(len(job.bad_steps), 1)), value=float(opinion.step), confidence=confidence,
             text=opinion.text, clears=clears, evidence=evidence,
-            victims=tuple(dict.fromkeys(node for node in job.nodes if node and node != opinion.node)) if opinion.node else (),
+            victims=_victims(job, opinion),
         )  # fmt: skip
+
+
+def _victims(job: JobState, opinion: Opinion) -> tuple[str, ...]:
+    nodes = dict.fromkeys(node for node in job.nodes if node and node != opinion.node)
+    return tuple(nodes)[:MAX_VICTIMS] if opinion.node else ()
 
 
 def _replicas(job: JobState, layout: JobLayout | None) -> Groups:

@@ -15,6 +15,7 @@ import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.state import decode_state, encode_state
+from detectors.steps.assembly import MAX_VICTIMS
 from detectors.steps.exits import Exit, culprit_of, parse_exit
 from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
 from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
@@ -96,6 +97,7 @@ class HangDetector(Detector):
 
     name = "hang"
     kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "telemetry_lost")
+    version: ClassVar[int] = 2
     false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = HangSettings
     settings: HangSettings
@@ -415,7 +417,7 @@ class HangDetector(Detector):
             Entity(EntityKind.NODE, opinion.node, opinion.node) if opinion.node else Entity(EntityKind.JOB, job.job)
         )
         standing_s = (at_ns - job.progress_ns) / NS_PER_S
-        victims = tuple(sorted({node for node in job.nodes if node and node != opinion.node}))
+        victims = tuple(sorted({node for node in job.nodes if node and node != opinion.node}))[:MAX_VICTIMS]
         return self.verdict(
             kind=opinion.kind, entity=entity, window=(min(opinion.onset_ns, at_ns), at_ns), onset_at_ns=opinion.onset_ns, job=job.job,
             attempt=opinion.attempt, rank=opinion.rank, score=standing_s, value=standing_s, high=job.usual_step_ms() / 1000,

@@ -16,7 +16,7 @@ import numpy as np
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps import stalls as singular
-from detectors.steps.assembly import DURATION, Assembly, JointStep
+from detectors.steps.assembly import DURATION, MAX_VICTIMS, Assembly, JointStep
 from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold
 from detectors.steps.peers import Floats, Groups, excess_in_groups, peer_groups
 from detectors.steps.stalls import Stall
@@ -31,6 +31,8 @@ _KEPT_BLOCKS, _KEPT_BLOCKS_LARGE, _LARGE = 24, 16, 1000
 _FRESH_NS = 6 * NS_PER_S
 _CALM_NS = 12 * NS_PER_S
 _JOB_SILENCE_NS = 1800 * NS_PER_S
+_NEW_NORMAL_NS = 600 * NS_PER_S
+"""A job that has been slow for so long is slow by nature now."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class StragglerSettings:
     start_deviations: float = option(8.0, "and where it lies so many robust deviations of the peers away from them")
     job_slow_ratio: float = option(
         2.5, "the whole job is slow when steps take so many times their usual time and no rank is blamed"
+    )
+    input_slow_ratio: float = option(
+        1.3, "or so many times their usual time, most of it waiting for input on all ranks"
     )
     job_slow_s: float = option(20.0, "for so long")
     clear_blocks: int = option(5, "calm for so many blocks (of block_s) takes the opinion back")
@@ -120,10 +125,14 @@ class State(msgspec.Struct):
 
 
 class StragglerDetector(Detector):
-    """Blames the rank with the longer local time and the shorter wait; says `compute_slow`, `data_slow` or `job_slow`."""
+    """Blames the rank with the longer local time and the shorter wait.
+
+    Says `compute_slow` of a node, `data_slow` of a node or of a whole job, and `job_slow`.
+    """
 
     name = "straggler"
     kinds = ("compute_slow", "data_slow", "job_slow")
+    version: ClassVar[int] = 2
     false_alarms_per_node_day: ClassVar[float] = 0.02
     Settings = StragglerSettings
     settings: StragglerSettings
@@ -211,7 +220,9 @@ class StragglerDetector(Detector):
         self._count_stalls(state, steps, excess)
         verdicts = self._blame_steady(state, block) + self._blame_stalls(state, block) + self._blame_job(state, block)
         verdicts += self._review(state, block)
-        state.usual.learn(block, self._frozen(state), self.settings.forgetting)
+        slow_ns = block.end_ns - state.slow_since_ns if state.slow_since_ns else 0
+        hold = 0 < slow_ns < _NEW_NORMAL_NS
+        state.usual.learn(block, self._frozen(state), self.settings.forgetting, hold)
         return verdicts
 
     def _settle_ranks(self, state: JobState, layout: JobLayout | None) -> None:
@@ -356,16 +367,20 @@ class StragglerDetector(Detector):
         return self._open(state, Blame(kind, state.assembly.nodes[rank], rank, onset_ns, excess, True), block)
 
     def _blame_job(self, state: JobState, block: Block) -> list[Verdict]:
-        if block.step_ms < self.settings.job_slow_ratio * state.usual.step_ms:
+        """All ranks are slower alike: much, for whatever reason, or noticeably because all wait for their input."""
+        excess = block.step_ms - state.usual.step_ms
+        kind = "data_slow" if block.data_ms - state.usual.data_ms > 0.5 * excess else "job_slow"
+        if block.step_ms < self._slow_ratio(kind) * state.usual.step_ms:
             state.slow_since_ns = 0
             return []
         state.slow_since_ns = state.slow_since_ns or block.start_ns
-        if block.end_ns - state.slow_since_ns < self.settings.job_slow_s * NS_PER_S or any(
-            b.rank >= 0 for b in state.blames.values()
-        ):
+        lasted_ns = block.end_ns - state.slow_since_ns
+        if lasted_ns < self.settings.job_slow_s * NS_PER_S or any(b.rank >= 0 for b in state.blames.values()):
             return []
-        excess = block.step_ms - state.usual.step_ms
-        return self._open(state, Blame("job_slow", "", -1, state.slow_since_ns, excess, False), block)
+        return self._open(state, Blame(kind, "", -1, state.slow_since_ns, excess, False), block)
+
+    def _slow_ratio(self, kind: str) -> float:
+        return self.settings.job_slow_ratio if kind == "job_slow" else self.settings.input_slow_ratio
 
     def _open(self, state: JobState, blame: Blame, block: Block) -> list[Verdict]:
         known = state.blames.get(blame.node)
@@ -395,7 +410,8 @@ class StragglerDetector(Detector):
 
     def _calm(self, state: JobState, blame: Blame, block: Block) -> bool:
         if blame.rank < 0:
-            return bool(block.step_ms < 0.6 * self.settings.job_slow_ratio * state.usual.step_ms)
+            ratio = 1.0 + 0.4 * (self._slow_ratio(blame.kind) - 1.0)
+            return bool(block.step_ms < ratio * state.usual.step_ms)
         if blame.stalling:
             return sum(stall.rank == blame.rank and block.end_ns - stall.at_ns < _CALM_NS for stall in state.stalls) < 2
         return bool(block.excess[blame.rank] - state.usual.excess[blame.rank] < 0.35 * blame.excess_ms)
@@ -430,7 +446,7 @@ class StragglerDetector(Detector):
             kind=blame.kind, entity=entity, window=(min(blame.onset_ns, block.start_ns), block.end_ns), onset_at_ns=blame.onset_ns,
             job=assembly.job, attempt=assembly.attempt, rank=blame.rank, score=_score(state, blame), value=_value(state, blame, block),
             confidence=min(0.99, 0.8 + share / 4), text=text, clears=clears, evidence=_evidence(state, blame),
-            victims=tuple(dict.fromkeys(node for node in assembly.nodes if node and node != blame.node)),
+            victims=tuple(dict.fromkeys(node for node in assembly.nodes if node and node != blame.node))[:MAX_VICTIMS],
         )  # fmt: skip
 
 
@@ -471,15 +487,16 @@ def _text(state: JobState, blame: Blame, block: Block, clears: bool) -> str:
     if blame.rank < 0:
         if clears:
             return f"steps of job {state.assembly.job} are back to normal"
-        return (f"steps of job {state.assembly.job} take {block.step_ms:.0f} ms on every rank (usual {state.usual.step_ms:.0f} ms); "
-                "nobody's own time stands out")  # fmt: skip
+        why = "all of them wait for their input" if blame.kind == "data_slow" else "nobody's own time stands out"
+        return f"steps of job {state.assembly.job} take {block.step_ms:.0f} ms on every rank (usual {state.usual.step_ms:.0f} ms): {why}"
     who = f"rank {blame.rank} on {blame.node}"
     if clears:
         return f"{who} keeps up with its peers again"
     what = "waits for its input" if blame.kind == "data_slow" else "computes"
     if blame.stalling:
         return f"{who} {what} {blame.excess_ms:.0f} ms too long in bursts of single steps, alone among its peers"
-    peers = float(np.nanmedian(np.delete(block.local_ms, blame.rank)))
+    others = next(members[members != blame.rank] for members in state.groups if blame.rank in members)
+    peers = float(np.nanmedian(block.local_ms[others]))
     own, less = block.local_ms[blame.rank], -block.wait_excess[blame.rank]
     return (f"{who} {what} longer than its peers: local {own:.0f} ms against {peers:.0f} ms, and waits {less:.0f} ms less than they "
             f"do; it costs {blame.excess_ms:.0f} ms of a {block.step_ms:.0f} ms step")  # fmt: skip

@@ -60,6 +60,11 @@ def test_slow_network_blames_no_rank() -> None:
     assert spoken(said(lambda now: Scene(network_ms=400.0) if now >= 30 else None, 90)) == [("job_slow", "synthetic")]
 
 
+def test_everybody_waiting_for_input_is_the_storage() -> None:
+    everybody = Scene(data_ms={rank: 40.0 for rank in range(4)})
+    assert spoken(said(lambda now: everybody if now >= 30 else None, 90)) == [("data_slow", "synthetic")]
+
+
 def test_everybody_slow_alike_blames_no_rank() -> None:
     everybody = Scene(compute_ms={rank: 30.0 for rank in range(4)})
     assert spoken(said(lambda now: everybody if now >= 30 else None, 90)) == []
