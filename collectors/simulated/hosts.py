@@ -56,7 +56,7 @@ class Hosts:
         running = np.where(lv.idle, 1.0, np.minimum(1.0, (load.compute + load.spin + load.data).mean(axis=1)))
         busy = np.clip(lv.cpu * (0.35 + 0.65 * running) * (1 + 0.06 * self._cpu.advance(stream)) + hog, 0.002, 1.0)
         self._load1 += (CORES * busy + CORES * hog - self._load1) * (1 - np.exp(-self._interval_s / 60.0))
-        iowait = np.clip(0.002 + 0.02 * load.data.mean(axis=1) + 0.05 * load.checkpoint, 0, 1)
+        iowait = np.clip(0.002 * np.exp(0.5 * n[2]) + 0.02 * load.data.mean(axis=1) + 0.05 * load.checkpoint, 0, 1)
         memory = np.clip(lv.memory + (1 - lv.memory) * drivers["leak"], 0.01, 0.998)
         rows: dict[str, F64 | float] = {
             "cpu_busy_ratio": busy, "cpu_user_ratio": 0.85 * busy, "cpu_system_ratio": 0.15 * busy, "cpu_iowait_ratio": iowait,
@@ -68,7 +68,8 @@ class Hosts:
             "tcp_retrans_per_s": np.round(np.exp(0.8 * n[3])), "disk_read_bytes_per_s": 2e6 * np.exp(0.6 * n[4]),
             "disk_write_bytes_per_s": 4e6 * np.exp(0.6 * n[5]) + 4e8 * load.checkpoint,
             "disk_busy_ratio": np.clip(0.01 * np.exp(0.5 * n[4]) + 0.4 * load.checkpoint, 0, 1),
-            "run_dir_free_bytes": DISK_BYTES * (1 - self._disk), "context_switches_per_s": 2e4 * (1 + 20 * busy) * np.exp(0.05 * n[0]),
+            "run_dir_free_bytes": DISK_BYTES * (1 - self._disk) * (1 + 2e-6 * n[4]),
+            "context_switches_per_s": 2e4 * (1 + 20 * busy) * np.exp(0.05 * n[0]),
             "clock_offset_ms": heard_ms + 0.05 * n[1],
         }  # fmt: skip
         for name, values in rows.items():
@@ -100,7 +101,8 @@ class Hosts:
         there = np.where(alive > 0, 1.0, np.nan)
         rows: dict[str, F64] = {
             "alive": alive, "state": load.proc_state, "cpu_cores": there * (1.05 * works + 2.5 * load.data + 0.02 * np.abs(n[0]) * ~held),
-            "rss_bytes": there * self._rss, "threads_count": there * 96.0, "read_bytes_per_s": there * 3e6 * works * np.exp(0.3 * n[1]),
+            "rss_bytes": there * self._rss * (1 + 2e-4 * n[1]),
+            "threads_count": there * 96.0, "read_bytes_per_s": there * 3e6 * works * np.exp(0.3 * n[1]),
             "write_bytes_per_s": there * (1e4 * works + 5e7 * load.checkpoint[:, None]), "throttled_ratio": there * 0.0,
             "voluntary_switches_per_s": there * np.round(np.where(held, 0.0, 40 + 400 * load.data + 8 * np.abs(n[0]))),
             "last_step": load.last_step, "step_age_s": load.step_age_s, "phase": load.phase,

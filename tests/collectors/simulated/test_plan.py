@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collectors.simulated import describe
 from collectors.simulated.faults import kinds
 from collectors.simulated.faults.base import FaultClass
 from collectors.simulated.run import build
 from collectors.simulated.spec import Spec
 from streams.recording import read
+from trainwarden import topics
+from trainwarden.bus import connect
 from trainwarden.cli import main
+from trainwarden.clock import NS_PER_S, SystemClock
 from trainwarden.errors import UsageError
 from trainwarden.records import decode
 
@@ -153,3 +157,38 @@ def test_the_command_writes_a_recording_and_the_answers_beside_it(
     assert offsets == list(range(len(offsets)))
     assert (tmp_path / "run.truth.json").exists()
     assert not [path for path in out.iterdir() if path.suffix != ".twr"], "no answers inside the recording"
+
+
+def test_the_command_publishes_to_the_bus_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "trainwarden.toml"
+    settings.write_text('[kafka]\nurl = "memory://simulated"\n')
+    arguments = [
+        "simulate",
+        "--nodes",
+        "4",
+        "--minutes",
+        "0.1",
+        "--jobs",
+        "2:ddp",
+        "--kafka",
+        "--speed",
+        "max",
+        "-c",
+        str(settings),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--truth", str(tmp_path / "answers.json")])
+    assert ended.value.code == 0
+    messages = connect("memory://simulated").subscriber([topics.TICKS.name]).poll(0.0)
+    assert len(messages) == 4 * 6
+    newest = max(decode(m.value).observed_at_ns for m in messages)
+    assert abs(newest - SystemClock().now_ns()) < 60 * NS_PER_S, "live records carry the time of now"
+    assert (tmp_path / "answers.json").exists()
+
+
+def test_the_page_shows_the_kinds_and_columns_that_there_are() -> None:
+    text = describe.PAGE.read_text(encoding="utf-8")
+    assert describe.filled(text) == text, "run python -m collectors.simulated.describe"
+    assert all(kind.number in describe.SOURCES for kind in kinds().values())
