@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from detectors.base import Detector, Frame, series_evidence
+from detectors.rules.places import Places
 from detectors.rules.table import Rule, table
 from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
@@ -72,11 +73,11 @@ class CodeDetector(Detector):
         self._state = State()
 
     def update(self, frame: Frame) -> list[Verdict]:
-        verdicts = self._take_back(frame)
+        verdicts, places = self._take_back(frame), Places(frame.topology)
         for event in frame.logs:
             meaning = meaning_of(event)
             if meaning is not None and self._is_news(event):
-                verdicts.append(self._say(event, meaning, frame))
+                verdicts.append(self._say(event, meaning, places))
         return verdicts
 
     @classmethod
@@ -108,9 +109,8 @@ class CodeDetector(Detector):
             self._state.standing.pop(oldest, None)
         return True
 
-    def _say(self, event: LogEvent, meaning: Meaning, frame: Frame) -> Verdict:
-        layout = frame.topology.job(event.job) if event.job else frame.topology.job_of(event.node)
-        ranks = layout.ranks_on(event.node) if layout is not None else ()
+    def _say(self, event: LogEvent, meaning: Meaning, places: Places) -> Verdict:
+        layout, lowest = places.of(event.node, event.job)
         device = device_of(event)
         where = f"{event.node}, device {device}" if device else event.node
         text = f"{where} reported {event.code}: {meaning.clause}"
@@ -121,7 +121,7 @@ class CodeDetector(Detector):
         said = self.verdict(
             kind=meaning.kind, entity=Entity(EntityKind.NODE, event.node, event.node), window=(at_ns, at_ns), onset_at_ns=at_ns,
             job=event.job or (layout.job if layout else ""), attempt=layout.attempt if layout else event.attempt,
-            rank=event.rank if event.rank >= 0 else min(ranks, default=-1), score=float(event.repeat),
+            rank=event.rank if event.rank >= 0 else lowest, score=float(event.repeat),
             confidence=0.98 if meaning.kind != "suspect_code" else 0.5, text=text, evidence=(line,),
         )  # fmt: skip
         self._stand(event, said)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from detectors.base import Detector, Frame, series_evidence
+from detectors.rules.places import Places
 from detectors.rules.table import Recurrence, table
 from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
@@ -87,13 +88,14 @@ class RecurringCodeDetector(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts = self._take_back(frame)
         touched: dict[str, int] = {}
+        places = Places(frame.topology)
         for event in frame.logs:
             rule = table().find(event.code, event.severity)
             if (
                 rule is not None
                 and rule.recurrence is not None
                 and event.node
-                and self._count(event, rule.recurrence, frame)
+                and self._count(event, rule.recurrence, places)
             ):
                 touched[event.node] = max(event.observed_at_ns, touched.get(event.node, 0))
         if touched:
@@ -115,10 +117,10 @@ class RecurringCodeDetector(Detector):
     def restore(self, payload: bytes) -> None:
         self._state = decode_state(payload, State)
 
-    def _count(self, event: LogEvent, limit: Recurrence, frame: Frame) -> bool:
+    def _count(self, event: LogEvent, limit: Recurrence, places: Places) -> bool:
         """Note an event; whether it counts."""
         series = self._series(event, limit)
-        if not self._is_counted(series, event, limit, frame):
+        if not self._is_counted(series, event, limit, places):
             return False
         times = [event.observed_at_ns] * (min(event.repeat, limit.count) if limit.by == "line" else 1)
         series.at_ns = sorted([*series.at_ns, *times])[-limit.count :]
@@ -137,14 +139,14 @@ class RecurringCodeDetector(Detector):
             del self._state.series[next(iter(self._state.series))]
         return series
 
-    def _is_counted(self, series: Series, event: LogEvent, limit: Recurrence, frame: Frame) -> bool:
+    def _is_counted(self, series: Series, event: LogEvent, limit: Recurrence, places: Places) -> bool:
         since_ns, first = event.observed_at_ns - series.last_ns, not series.at_ns
         series.last_ns = event.observed_at_ns if first else max(series.last_ns, event.observed_at_ns)
         if limit.by == "event":
             return first or abs(since_ns) >= self.settings.burst_s * NS_PER_S
         if limit.by == "line":
             return first or since_ns != 0
-        layout = frame.topology.job_of(event.node)
+        layout, _ = places.of(event.node, event.job)
         job = event.job or (layout.job if layout is not None else "")
         if not job or job in series.jobs:
             return False
