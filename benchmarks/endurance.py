@@ -56,9 +56,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="detectors; default: all")
     parser.add_argument("--ticks", type=int, default=100_000)
     chosen = parser.parse_args()
-    results = []
-    for name in chosen.names or registry().all():
-        results.append(endure(registry().get(name), chosen.ticks))
+    known, results = registry(), []
+    for kind in [known.get(name) for name in chosen.names or known.all()]:
+        results.append(endure(kind, chosen.ticks))
         print(line(results[-1]), flush=True)
     return int(not all(result.flat for result in results))
 
