@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainwarden.bus import Bus, Subscriber, connect, decode_or_dead
+from trainwarden.bus import kafka as kafka_bus
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import SystemClock
 from trainwarden.errors import BusError, ConfigError, UnavailableError
@@ -150,3 +151,27 @@ def test_a_memory_bus_taken_away_tells_its_publisher() -> None:
     assert lost == ["the memory bus was taken away"]
     with pytest.raises(BusError, match="1 messages"):
         publisher.flush(1)
+
+
+def test_a_broker_that_is_away_for_long_costs_a_publisher_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def send(self, topic: str, value: bytes, key: bytes) -> None:
+            raise kafka_bus.KafkaTimeoutError("away")
+
+        def flush(self, timeout: float) -> None:
+            pass
+
+    monkeypatch.setattr(kafka_bus, "KafkaProducer", Away)
+    lost: list[str] = []
+    publisher = kafka_bus.KafkaPublisher(("127.0.0.1:9",), lambda topic, key, value, reason: lost.append(reason))
+    for _ in range(1000):
+        publisher.publish("t", b"k", b"v")
+    assert len(lost) == 1000
+    held = [v for v in vars(publisher).values() if isinstance(v, list | dict | set)]
+    assert sum(len(v) for v in held) < 10
+    with pytest.raises(BusError, match="1000 messages were not delivered: .*away"):
+        publisher.flush(1.0)
+    publisher.flush(1.0)

@@ -144,7 +144,8 @@ class KafkaPublisher:
             ) from None
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._failures: list[str] = []
+        self._failures = 0
+        self._first_failure = ""
 
     def publish(self, topic: str, key: bytes, value: bytes) -> None:
         try:
@@ -160,9 +161,9 @@ class KafkaPublisher:
         except KafkaTimeoutError:
             raise BusError(f"messages were not acknowledged within {timeout_s} s") from None
         with self._lock:
-            failures, self._failures = self._failures, []
+            failures, self._failures, first, self._first_failure = self._failures, 0, self._first_failure, ""
         if failures:
-            raise BusError(f"{len(failures)} messages were not delivered: {failures[0]}")
+            raise BusError(f"{failures} messages were not delivered: {first}")
 
     def close(self) -> None:
         self._producer.close(timeout=1)
@@ -170,7 +171,8 @@ class KafkaPublisher:
     def _failed(self, topic: str, key: bytes, value: bytes, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
         with self._lock:
-            self._failures.append(reason)
+            self._failures += 1
+            self._first_failure = self._first_failure or reason
         if self._on_failure is not None:
             self._on_failure(topic, key, value, reason)
 
