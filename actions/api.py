@@ -165,6 +165,6 @@ def _author(request: Request) -> tuple[str, str]:
 
 def _number(request: Request, name: str, default: int, highest: int) -> int:
     text = request.query.get(name, str(default))
-    if not text.isdigit() or not 0 <= int(text) <= highest:
+    if not text.isdecimal() or len(text) > len(str(highest)) or int(text) > highest:
         raise UsageError(f"{request.path}: {name} = {text!r}, expected a number from 0 to {highest}")
     return int(text)

@@ -227,7 +227,7 @@ class HttpServer:
 def parse_listen(listen: str) -> tuple[str, int]:
     """Host and port of ``host:port``."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise UsageError(f"actions.listen = {listen!r}: expected host:port, for example 127.0.0.1:9480")
     return host, int(port)
 

@@ -33,7 +33,7 @@ class Holder:
     def parse(cls, text: str) -> Holder | None:
         """Back from the ledger; None when nobody holds the lease."""
         parts = text.split("|")
-        if len(parts) != 6 or not parts[3].isdigit():
+        if len(parts) != 6 or not parts[3].isdecimal():
             return None
         host, boot, namespace, pid, started, name = parts
         return cls(host, boot, namespace, int(pid), started, name)

@@ -299,7 +299,7 @@ def _serve(metrics: Metrics, listen: str) -> Any:
     if not listen:
         return None
     host, _, port = listen.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal() or len(port) > 5:
         raise ConfigError(f"collector.metrics_listen: {listen!r} is no host:port such as 127.0.0.1:9470")
     try:
         return serve(metrics, host or "0.0.0.0", int(port))

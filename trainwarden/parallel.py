@@ -20,6 +20,9 @@ from functools import lru_cache
 AXES = ("tp", "cp", "ep", "dp", "pp")
 DEFAULT_ORDER = "-".join(AXES)
 KEYS = (*AXES, "order", "coordinates")
+MAX_WORLD = 200_000
+"""A rank number beyond it is an invention of somebody, and a place for each rank below it would be many gigabytes."""
+MAX_DIGITS = 9
 """Attributes of a job that say how it is parallel."""
 
 _SAME_WORK = ("pp", "ep", "role")
@@ -62,7 +65,7 @@ def parallel_layout(attributes: Mapping[str, str], world: int) -> ParallelLayout
     ((1, 0, 0, 0, 1), 1, (0, 0, 1, 1))
     """
     said = tuple(sorted((key, attributes[key]) for key in KEYS if key in attributes))
-    return _parsed(said, world) if said and world > 0 else None
+    return _parsed(said, world) if said and 0 < world <= MAX_WORLD else None
 
 
 @lru_cache(maxsize=64)
@@ -77,14 +80,14 @@ def _from_coordinates(text: str, world: int) -> ParallelLayout | None:
     names, _, rest = text.partition(";")
     axes = tuple(names.split())
     entries = [entry.split() for entry in rest.split(";")]
-    fits = len(entries) == world and all(len(entry) == len(axes) and all(map(str.isdigit, entry)) for entry in entries)
+    fits = len(entries) == world and all(len(entry) == len(axes) and all(map(_is_number, entry)) for entry in entries)
     return ParallelLayout(axes, tuple(tuple(map(int, entry)) for entry in entries)) if axes and fits else None
 
 
 def _from_sizes(attributes: Mapping[str, str], world: int) -> ParallelLayout | None:
     order = tuple(attributes.get("order", DEFAULT_ORDER).split("-"))
     texts = {axis: attributes.get(axis, "1") for axis in AXES}
-    if not all(text.isdigit() and int(text) > 0 for text in texts.values()) or len(set(order)) < len(order):
+    if not all(_is_number(text) and int(text) > 0 for text in texts.values()) or len(set(order)) < len(order):
         return None
     sizes = {axis: int(text) for axis, text in texts.items()}
     experts = sizes["ep"]
@@ -105,3 +108,8 @@ def _place(rank: int, order: tuple[str, ...], sizes: Mapping[str, int]) -> tuple
     for axis in order:
         rank, found[axis] = divmod(rank, sizes.get(axis, 1))
     return tuple(found[axis] for axis in AXES)
+
+
+def _is_number(text: str) -> bool:
+    """Not `isdigit`, which is true of superscripts, and of more digits than `int` reads."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS

@@ -78,7 +78,7 @@ class Webhook(Notifier):
 def retry_after_s(headers: Mapping[str, str]) -> float:
     """Seconds of a Retry-After header (number or date), bounded; 0 without one."""
     text = headers.get("retry-after", "").strip()
-    if text.isdigit():
+    if text.isdecimal():
         return min(float(text), LONGEST_RETRY_AFTER_S)
     try:
         until = email.utils.parsedate_to_datetime(text)

@@ -19,7 +19,7 @@ def parse_endpoint(text: str, flag: str) -> tuple[str, int]:
         There is no port, or it is no number from 0 to 65535.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise UsageError(f"{flag} is {text!r}, expected HOST:PORT such as 127.0.0.1:29400")
     return host.strip("[]"), int(port)
 

@@ -17,6 +17,7 @@ RENDEZVOUS_DEFAULTS = {
     "is_host": "false",
 }
 PRELOAD = "torch,torch._dynamo,torch.distributed,torch.nn.parallel,torch.optim,torch.utils.data"
+MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,13 @@ def parse_nodes(text: str) -> tuple[int, int]:
         Not numbers, or MIN is under 1 or above MAX.
     """
     low, _, high = text.partition(":")
-    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low):
+    if not _is_number(low) or not _is_number(high or low) or not 1 <= int(low) <= int(high or low):
         raise UsageError(f"--nnodes is {text!r}, expected MIN:MAX such as 2:4 with 1 <= MIN <= MAX")
     return int(low), int(high or low)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def parse_conf(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from trainwarden_hook.addresses import UsageError, bind_sentence
 
 MAX_BODY_BYTES = 1 << 20
+MAX_LENGTH_DIGITS = 9
 READ_TIMEOUT_S = 10.0
 log = logging.getLogger("trainwarden.warden")
 
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"reason": f"there is no {self.path}, only /v1/status and /v1/command"})
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
             self._send(400, {"reason": f"Content-Length is {length!r}, expected at most {MAX_BODY_BYTES}"})
             return

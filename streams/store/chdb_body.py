@@ -10,6 +10,7 @@ from email.policy import HTTP
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 256 * 1024
+MAX_LENGTH_DIGITS = 15
 _MAX_LINE_BYTES = 1024
 ENCODINGS = ("identity", "gzip", "deflate", "lz4", "zstd")
 
@@ -42,7 +43,7 @@ def read_body(stream: BinaryIO, length: str | None, transfer_encoding: str) -> I
         raise BodyError(
             501, f"Transfer-Encoding {transfer_encoding!r} is not offered, expected chunked or a Content-Length"
         )
-    if length is not None and not length.isdigit():
+    if length is not None and not (length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS):
         raise BodyError(400, f"Content-Length {length!r} is no number")
     return _read_sized(stream, int(length or 0))
 

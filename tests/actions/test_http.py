@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from actions.api import _number
 from actions.http import TOKEN_HEADER, HttpServer, Request, Response, Router, json_response, load_token, parse_listen
 from trainwarden.errors import UnavailableError, UsageError
 
@@ -92,7 +93,7 @@ def test_a_taken_port_is_one_sentence(server: HttpServer) -> None:
         HttpServer(f"{host}:{port}", Router(TOKEN))
 
 
-@pytest.mark.parametrize("listen", ["9480", "host:", ":9480", "host:99999", "host:x"])
+@pytest.mark.parametrize("listen", ["9480", "host:", ":9480", "host:99999", "host:x", "host:²", "host:" + "9" * 5000])
 def test_listen_must_be_host_and_port(listen: str) -> None:
     with pytest.raises(UsageError, match="expected host:port"):
         parse_listen(listen)
@@ -113,3 +114,10 @@ def test_a_token_in_the_query_does_not_count() -> None:
     router.post("/x", lambda _: Response())
     request = Request("POST", "/x", query={TOKEN_HEADER: TOKEN}, headers={"host": "localhost:1"})
     assert router.dispatch(request).status == 401
+
+
+@pytest.mark.parametrize("text", ["²", "-1", "x", "", "9" * 5000, "101"])
+def test_a_number_in_the_query_that_is_none_is_one_sentence(text: str) -> None:
+    request = Request("GET", "/v1/plans", query={"limit": text})
+    with pytest.raises(UsageError, match="expected a number from 0 to 100"):
+        _number(request, "limit", 50, 100)

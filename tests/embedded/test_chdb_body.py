@@ -33,6 +33,8 @@ def test_a_chunked_body_ends_at_its_last_chunk() -> None:
     [
         (b"abc", "5", "", "ended 2 bytes before"),
         (b"", "x", "", "'x' is no number"),
+        (b"", "²", "", "'²' is no number"),
+        (b"", "9" * 5000, "", "is no number"),
         (b"zz\r\n", None, "chunked", "no hexadecimal number"),
         (b"", None, "gzip", "is not offered"),
         (b"5\r\nab", None, "chunked", "ended 3 bytes before"),

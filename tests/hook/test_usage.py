@@ -26,6 +26,8 @@ from trainwarden_hook.warden import main as warden_main
         (["x.py"], "--rdzv-endpoint"),
         (["--rdzv-endpoint", "host", "x.py"], "HOST:PORT"),
         (["--rdzv-endpoint", "h:99999", "x.py"], "HOST:PORT"),
+        (["--rdzv-endpoint", "h:²", "x.py"], "HOST:PORT"),
+        (["--nnodes", "²", "--standalone", "x.py"], "--nnodes"),
         (["--standalone", "--nnodes", "2", "x.py"], "one node"),
         (["--standalone", "--nproc-per-node", "0", "x.py"], "nproc"),
         (["--standalone", "--rdzv-conf", "a", "x.py"], "key=value"),

@@ -56,7 +56,10 @@ def test_replicas_hold_the_same_shard() -> None:
 
 
 @pytest.mark.parametrize("attributes", [{}, {"tp": "3"}, {"tp": "two"}, {"coordinates": "dp;0;1"}, {"dp": "4", "order": "tp-tp"},
-                                        {"dp": "4", "order": "tp-pp"}, {"coordinates": "dp;0;1;x;3"}])  # fmt: skip
+                                        {"dp": "4", "order": "tp-pp"}, {"coordinates": "dp;0;1;x;3"},
+                                        {"tp": "²"}, {"dp": "4", "ep": "9" * 5000}, {"dp": "4", "ep": "9" * 400},
+                                        {"coordinates": "dp;0;1;²;3"}, {"coordinates": f"dp;0;1;{'9' * 5000};3"},
+                                        {"coordinates": f"dp;0;1;{2**70};3"}])  # fmt: skip
 def test_an_unknown_layout_is_one_group(attributes: dict[str, str]) -> None:
     layout = layout_of(attributes, 4)
     assert layout.parallel is None
@@ -87,3 +90,8 @@ def test_every_rank_has_a_place_of_its_own(order: list[str], sizes: list[int]) -
     assert layout is not None
     assert len(set(layout.places)) == world
     assert sum(len(set(layout.groups(axis))) for axis in AXES) == sum(sizes)
+
+
+def test_a_world_that_no_cluster_has_is_not_laid_out() -> None:
+    """One forged rank number must not cost a worker its memory."""
+    assert parallel_layout({"tp": "2000000"}, 2_000_000) is None

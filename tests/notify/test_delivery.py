@@ -91,6 +91,8 @@ def test_retry_after_is_obeyed(desk: Desk) -> None:
         ({"retry-after": "Sat, 29 Nov 2025 07:06:00 GMT", "date": "Sat, 29 Nov 2025 07:07:00 GMT"}, 0.0),
         ({"retry-after": "soon"}, 0.0),
         ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "²"}, 0.0),
+        ({"retry-after": "9" * 5000}, 600.0),
         ({}, 0.0),
     ],
 )

@@ -39,6 +39,6 @@ def run(
 
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or len(port) > 5:
         raise UsageError(f"--listen {listen}: expected host:port")
     return host, int(port)
