@@ -172,6 +172,6 @@ def test_a_broker_that_is_away_for_long_costs_a_publisher_no_memory(monkeypatch:
     assert len(lost) == 1000
     held = [v for v in vars(publisher).values() if isinstance(v, list | dict | set)]
     assert sum(len(v) for v in held) < 10
-    with pytest.raises(BusError, match="1000 messages were not delivered: .*away"):
+    with pytest.raises(BusError, match=r"1000 messages were not delivered: .*away"):
         publisher.flush(1.0)
     publisher.flush(1.0)
