@@ -126,21 +126,25 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
     slope = np.where(filled, paired_slope(values), np.nan)
     moves = slope * length
     own = moves - _common(moves, groups)
-    late = paired_slope(values[:, length // 2 :])
     usual = _usual(panel, number)
     z = np.minimum(own, moves) / usual
-    steady = (largest_jump(values) <= _STEP_SHARE * moves) & (late >= _LATE_SHARE * slope)
     line = gauss_line(risk)
-    rows = np.flatnonzero(steady & (z >= line) & np.isfinite(usual))
-    rise = np.maximum(late, 1e-12)
-    time_s = np.maximum(away, 0.0) / rise * bucket_s
+    rows = np.flatnonzero((np.nan_to_num(z) >= line) & np.isfinite(usual))
+    late = paired_slope(values[rows, length // 2 :])
+    steady = (largest_jump(values[rows]) <= _STEP_SHARE * moves[rows]) & (late >= _LATE_SHARE * slope[rows])
+    rows, rise = rows[steady], np.maximum(late[steady], 1e-12)
+    time_s = np.maximum(away[rows], 0.0) / rise * bucket_s
     learnt = np.where(np.nan_to_num(z) >= line / 2, np.nan, own)
     panel.follow(number, learnt, length)
     reach_s = _REACH_WINDOWS * length * bucket_s
-    return [
-        Finding(row, float(time_s[row]), float(z[row] / line), float(length * bucket_s), per_h, float(usual[row]))
-        for row in rows.tolist() if time_s[row] <= reach_s for per_h in [float(rise[row] * 3600 / bucket_s)]
-    ]  # fmt: skip
+    found = []
+    for i, row in enumerate(rows.tolist()):
+        if time_s[i] <= reach_s:
+            per_h = float(rise[i]) * 3600 / bucket_s
+            found.append(
+                Finding(row, float(time_s[i]), float(z[row] / line), float(length * bucket_s), per_h, float(usual[row]))
+            )
+    return found
 
 
 def _usual(panel: Panel, number: int) -> F64:
@@ -172,15 +176,16 @@ def _distance(panel: Panel, level: F64, groups: Sequence[NDArray[np.int64]], ori
 
 def _busy(panel: Panel) -> NDArray[np.int64]:
     """Rows with events in the last hour that their own past would bring rarely: all others are not worth a closer look."""
-    fine, coarse = panel.fine, panel.coarse[:, : COARSE - FINE // RATIO - 1]
-    unlikely = np.zeros(len(fine), dtype=np.bool_)
+    rows = np.flatnonzero(np.nansum(panel.fine, axis=1) >= 3)
+    fine, coarse = panel.fine[rows], panel.coarse[rows, : COARSE - FINE // RATIO - 1]
+    unlikely = np.zeros(len(rows), dtype=np.bool_)
     for window in COUNT_WINDOWS:
         now, before = fine[:, -window:], fine[:, :-window]
         past = np.nansum(before, axis=1) + np.nansum(coarse, axis=1)
         past_s = (np.isfinite(before).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * BUCKET_S
         events, now_s = np.nansum(now, axis=1), np.isfinite(now).sum(axis=1) * BUCKET_S
         unlikely |= (events >= 3) & (excess_p(events, now_s, past, past_s) <= _OWN_RISK)
-    return np.flatnonzero(unlikely)
+    return np.asarray(rows[unlikely])
 
 
 def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: int, risk: float) -> float:

@@ -68,6 +68,10 @@ class Panel(msgspec.Struct):
     since_ns: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Onset of the open foretelling, 0 when there is none."""
 
+    quiet: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    known: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.uint8))
+    """Only in a snapshot, see `packed`."""
+
     @property
     def row(self) -> Watch:
         """The watch row this panel serves."""
@@ -122,6 +126,28 @@ class Panel(msgspec.Struct):
         bound = np.where(seen > 0, 3.0 * np.maximum(usual, self.pooled[window]), np.inf)
         usual += gains * (1.2533 * np.minimum(size, bound) - usual)
         seen += known
+
+    def packed(self) -> Panel:
+        """The same panel with the rings of rows without any event as bits (known or not): most counts are zero all day."""
+        rings = np.hstack([self.fine, self.coarse])
+        if not self.row.is_count or not len(rings):
+            return self
+        quiet = ~(np.nan_to_num(rings) != 0).any(axis=1)
+        made = msgspec.structs.replace(self)
+        made.quiet, made.known = quiet, np.packbits(np.isfinite(rings[quiet]), axis=1)
+        made.fine, made.coarse = self.fine[~quiet], self.coarse[~quiet]
+        return made
+
+    def unpack(self) -> None:
+        """Undo `packed`, in place."""
+        if not len(self.quiet):
+            return
+        rings = _nan(len(self.quiet), FINE + COARSE)
+        rings[~self.quiet] = np.hstack([self.fine, self.coarse])
+        known = np.unpackbits(self.known, axis=1, count=FINE + COARSE).astype(np.bool_)
+        rings[self.quiet] = np.where(known, np.float32(0), np.float32(np.nan))
+        self.fine, self.coarse = np.ascontiguousarray(rings[:, :FINE]), np.ascontiguousarray(rings[:, FINE:])
+        self.quiet, self.known = np.zeros(0, dtype=np.bool_), np.zeros((0, 0), dtype=np.uint8)
 
     def _level(self, values: F64) -> F64:
         if self.row.decades:

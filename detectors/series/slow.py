@@ -17,8 +17,9 @@ from detectors.robust import median_of_known
 from detectors.series.refit import RefitQueue
 from detectors.series.scenes import JOB, warmed
 from detectors.series.seasonal import MODELS
+from detectors.series.table import NodeTables, plain
 from detectors.series.trends import gauss_line
-from detectors.series.unusual import LEAST_PEERS, MOST_FEATURES, node_table, plain, pools_of
+from detectors.series.unusual import LEAST_PEERS, MOST_FEATURES, pools_of
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example
 from trainwarden.clock import NS_PER_S
@@ -102,6 +103,7 @@ class SeasonalBand(Detector):
                 f"detectors.seasonal_band.model is {self.settings.model!r}, expected one of {', '.join(MODELS)}: choose one of them"
             )
         self._state = State()
+        self._tables = NodeTables()
 
     @classmethod
     def example(cls) -> Example:
@@ -131,7 +133,7 @@ class SeasonalBand(Detector):
         self._state = decode_state(payload, State)
 
     def _gather(self, tick: AlignedTick, frame: Frame) -> None:
-        nodes, features, table = node_table(tick)
+        nodes, features, table = self._tables.of(tick)
         if not features:
             return
         for job, rows in pools_of(nodes, frame.topology).items():

@@ -27,8 +27,13 @@ def paired_slope(values: NDArray[Any]) -> F64:
     """
     half = values.shape[1] // 2
     rises = np.asarray(values[:, half:] - values[:, :-half], dtype=np.float64) / half
-    slope = median_of_known(rises.T)
-    return np.asarray(np.where(np.isfinite(rises).sum(axis=1) * 4 >= rises.shape[1], slope, np.nan))
+    whole = np.isfinite(rises).all(axis=1)
+    slope = np.full(len(rises), np.nan)
+    slope[whole] = np.median(rises[whole], axis=1)
+    gappy = rises[~whole]
+    enough = np.isfinite(gappy).sum(axis=1) * 4 >= rises.shape[1]
+    slope[~whole] = np.where(enough, median_of_known(gappy.T), np.nan)
+    return slope
 
 
 def largest_jump(values: NDArray[Any]) -> F64:

@@ -13,21 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.series.pool import F32, ROWS_PER_TICK, Pool
+from detectors.series.table import NodeTables, plain, unscaled
 from detectors.state import decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.records import Entity, EntityKind, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import Topology
 
-_STATES = frozenset({
-    "alive", "state", "phase", "last_step", "step_age_s", "up", "carrier", "role", "speed_mbps", "sent_count", "xid_last",
-    "clocks_event_reasons", "pcie_link_gen", "pcie_link_width",
-    "row_remap_pending", "row_remap_failure", "power_supplies_ok", "kubelet_ready",
-})  # fmt: skip
-"""States and positions, not measurements: rules read them."""
-_RATES = ("_per_s", "_bytes", "_ms", "_count")
 MOST_FEATURES = 80
 MOST_POOLS = 64
 LEAST_PEERS = 3
@@ -67,6 +61,7 @@ class SeriesResidual(Detector):
     def __init__(self, settings: UnusualSettings | None = None) -> None:
         super().__init__(settings)
         self._state = State()
+        self._tables = NodeTables()
 
     @classmethod
     def example(cls) -> Example:
@@ -79,7 +74,7 @@ class SeriesResidual(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for tick in frame.ticks:
-            nodes, features, table = node_table(tick)
+            nodes, features, table = self._tables.of(tick)
             if not nodes or not features:
                 continue
             for name, rows in pools_of(nodes, frame.topology).items():
@@ -157,7 +152,7 @@ class SeriesResidual(Detector):
         text = f"the metrics of {node} no longer fit together, {shares[leading].sum():.0%} of it by {', '.join(named)}"
         evidence = tuple(
             series_evidence(f"{pool.features[i]} of {node}", pool.features[i].rpartition("_")[2], [tick.at_ns],
-                            [_raw(pool.features[i], float(values[i]))],
+                            [unscaled(pool.features[i], float(values[i]))],
                             note=f"usual {plain(pool.features[i], pool.place[row, i])}; share {shares[i]:.2f}")
             for i in leading
         )  # fmt: skip
@@ -194,39 +189,6 @@ class SeriesResidual(Detector):
         return age >= (30 if pool.tick <= 2 * warm else self.settings.refit_ticks)
 
 
-def node_table(tick: AlignedTick) -> tuple[list[str], list[str], F32]:
-    """Sorted nodes, sorted features (``family.metric``) and the mean over each node's devices; NaN where nothing is reported."""
-    nodes = sorted({node for matrix in tick.families.values() for node, _ in matrix.entities})
-    place = {node: row for row, node in enumerate(nodes)}
-    columns: dict[str, F32] = {}
-    for family in sorted(tick.families):
-        matrix = tick.families[family]
-        kept = [i for i, metric in enumerate(matrix.metrics) if metric not in _STATES]
-        if kept and len(matrix.entities):
-            means = _means(matrix, kept, place)
-            columns.update({f"{family}.{matrix.metrics[i]}": means[:, number] for number, i in enumerate(kept)})
-    features = sorted(columns)
-    return (
-        nodes,
-        features,
-        np.stack([columns[f] for f in features], axis=1) if features else np.zeros((len(nodes), 0), dtype=np.float32),
-    )
-
-
-def _means(matrix: FamilyMatrix, kept: list[int], place: dict[str, int]) -> F32:
-    rows = np.array([place[node] for node, _ in matrix.entities], dtype=np.int64)
-    values = matrix.values[:, kept].astype(np.float64)
-    logarithmic = np.array([matrix.metrics[i].endswith(_RATES) for i in kept])
-    values = np.where(logarithmic, np.sign(values) * np.log1p(np.abs(values)), values)
-    order = np.argsort(rows, kind="stable")
-    here, starts = np.unique(rows[order], return_index=True)
-    known = np.isfinite(values)[order]
-    sums, counts = np.zeros((len(place), len(kept))), np.zeros((len(place), len(kept)))
-    sums[here] = np.add.reduceat(np.where(known, values[order], 0.0), starts, axis=0)
-    counts[here] = np.add.reduceat(known.astype(np.float64), starts, axis=0)
-    return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), dtype=np.float32)
-
-
 def pools_of(nodes: list[str], topology: Topology) -> dict[str, list[int]]:
     """Row numbers by pool: a job with at least three nodes is one, all others share the pool with the empty name."""
     jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes}
@@ -249,12 +211,3 @@ def _values(table: F32, rows: list[int], features: list[str], pool: Pool) -> F32
     values = table[np.ix_(rows, columns)]
     values[:, np.array(columns) < 0] = np.nan
     return values
-
-
-def _raw(feature: str, value: float) -> float:
-    return float(np.sign(value) * np.expm1(abs(value))) if feature.endswith(_RATES) else value
-
-
-def plain(feature: str, value: float) -> str:
-    """A value of a feature as a reader knows it."""
-    return f"{_raw(feature, float(value)):.3g}"

@@ -7,7 +7,8 @@ import pytest
 
 from detectors.base import Frame
 from detectors.series.pool import ROWS_PER_TICK, Pool
-from detectors.series.unusual import MOST_FEATURES, SeriesResidual, node_table
+from detectors.series.table import node_table
+from detectors.series.unusual import MOST_FEATURES, SeriesResidual
 from detectors.synthetic import Scene, SyntheticCluster, node_name
 from trainwarden.records import Verdict
 
