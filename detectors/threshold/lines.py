@@ -19,7 +19,7 @@ from detectors.threshold.shifts import Shifts
 from detectors.threshold.tails import SHARE, Tails
 
 F32 = NDArray[np.float32]
-_BLOCK_SERIES = 16_384
+_BLOCK_SERIES = 49_152
 """Series per block: about ten float32 arrays of them stay within a core's second-level cache."""
 _OPEN_WEIGHT = 0.2
 _SHIFT_RISK = 1e-3
@@ -137,7 +137,8 @@ class Lines:
         self.settings = settings or LineSettings()
         self.set_columns(columns, floor, relative, follows)
         self.state = LinesState(
-            Places.of(rows, columns, phases), Tails.of(rows, columns, alike), Shifts.of(rows, columns),
+            Places.of(rows, columns, phases, max(1.0 / self.settings.forgetting, _SHIFT_WARM * self.settings.warm_ticks)),
+            Tails.of(rows, columns, alike), Shifts.of(rows, columns),
             np.full((rows, columns), self.settings.forgetting, np.float32), np.zeros((rows, columns), np.uint16),
             np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_),
             np.zeros((rows, columns), np.uint8), np.zeros(rows, np.float32),
@@ -198,8 +199,8 @@ class Lines:
     def expected(self, at: Array, load: F32 | None = None, phase: Array | None = None) -> F32:
         """Where the series of rows `at` should lie now, rows × columns."""
         places, count = self.state.places, len(at)
-        part = Places(places.place[at], places.placed[at], places.spread[at], places.seen[at], places.cov[at], places.load_var[at],
-                      places.load_mean[at], places.load_seen[at])  # fmt: skip
+        part = Places(places.place[at], places.placed[at], places.spread[at], places.seen[at], places.size[at], places.cov[at],
+                      places.load_var[at], places.load_mean[at], places.load_seen[at], places.most)  # fmt: skip
         phases = np.zeros(count, np.int64) if phase is None else np.asarray(phase, np.int64)
         out = np.empty((count, self.shape[1]), np.float32)
         loads = None if load is None else np.asarray(load, np.float32)
@@ -218,8 +219,8 @@ class Lines:
 
     def spread(self, row: int) -> F32:
         """Spread of the series of one row, with its floors."""
-        out, scratch = np.empty((1, self.shape[1]), np.float32), np.empty((1, self.shape[1]), np.float32)
-        self.state.places.breadth(slice(row, row + 1), self._floor, self._relative, out, scratch)
+        out = np.empty((1, self.shape[1]), np.float32)
+        self.state.places.breadth(slice(row, row + 1), self._floor, self._relative, out)
         return out.reshape(-1)
 
     def open_at(self, row: int, column: int) -> None:
@@ -248,7 +249,7 @@ class Lines:
 
     def _buffers(self, shape: tuple[int, int]) -> list[F32]:
         if not self._scratch or self._scratch[0].shape[0] < shape[0] or self._scratch[0].shape[1] != shape[1]:
-            self._scratch = [np.empty(shape, np.float32) for _ in range(8)]
+            self._scratch = [np.empty(shape, np.float32) for _ in range(7)]
         return [array[: shape[0]] for array in self._scratch]
 
     def _block(
@@ -256,82 +257,73 @@ class Lines:
     ) -> Points:
         state, places = self.state, self.state.places
         values, phase, load = grid[at], phases[at], None if loads is None else loads[at]
-        residual, spread, height, known, clipped, expected, one, two = self._buffers((values.shape[0], values.shape[1]))
-        places.expect(at, phase, load, self._follows, expected, one)
-        np.subtract(values, expected, out=residual)
-        missing = self._blank(residual, known)
-        places.breadth(at, self._floor, self._relative, spread, one)
-        unexplained = residual if common is None else _unexplained(residual, common[at], height, one)
+        residual, spread, height, mask, clipped, one, two = self._buffers((values.shape[0], values.shape[1]))
+        places.expect(at, phase, load, self._follows, one, two)
+        np.subtract(values, one, out=residual)
+        known = _blank(residual, mask)
+        places.breadth(at, self._floor, self._relative, spread)
+        unexplained = residual if common is None else _unexplained(residual, common[at], height, one, two)
         np.divide(unexplained, spread, out=height)
-        points = self._points(at, height, known, missing, two)
-        np.multiply(spread, np.float32(-CLIP), out=one)
-        np.multiply(spread, np.float32(CLIP), out=two)
-        np.maximum(residual, one, out=clipped)
-        np.minimum(clipped, two, out=clipped)
+        points = self._points(at, height, known, two, scores is not None)
         np.clip(height, np.float32(-CLIP), np.float32(CLIP), out=one)
-        statistic = state.shifts.step(at, one, known if missing else None, expected, two)
-        self._drifting.append(
-            np.flatnonzero(state.shifts.beyond(at, statistic, _SHIFT_RISK * self.settings.risk, two))
-            + at.start * values.shape[1]
-        )
+        statistic = state.shifts.step(at, one, known, clipped, two)
+        far = state.shifts.beyond(at, statistic, _SHIFT_RISK * self.settings.risk, two)
+        self._drifting.append(np.flatnonzero(far) + at.start * values.shape[1])
         if scores is not None:
             self._dense(at, height, known, statistic, points, scores)
-        if missing:
+        np.multiply(spread, np.float32(CLIP), out=spread)
+        np.minimum(residual, spread, out=clipped)
+        np.maximum(clipped, np.negative(spread, out=spread), out=clipped)
+        if known is not None:
             values = np.where(known > 0, values, np.float32(0.0))
         places.learn(
             at, values, residual, clipped, known, state.weight[at], self.settings.forgetting, phase, load, (one, two)
         )
         return points
 
-    @staticmethod
-    def _blank(residual: F32, known: F32) -> bool:
-        """Put 0 where a residual is not known; whether there is any such."""
-        finite = np.isfinite(residual)
-        np.copyto(known, finite)
-        missing = not finite.all()
-        if missing:
-            np.copyto(residual, np.float32(0.0), where=~finite)
-        return bool(missing)
-
-    def _points(self, at: slice, height: F32, known: F32, missing: bool, scratch: F32) -> Points:
-        """Points of the block beyond their tail's threshold; the tails learn from them."""
+    def _points(self, at: slice, height: F32, known: F32 | None, scratch: F32, dense: bool) -> Points:
+        """Points of the block beyond their tail's threshold (`dense`) or far enough out to be beyond their line; the tails learn."""
         tails, seen, age = self.state.tails, self.state.places.seen[at], self.state.age[at]
         warm = self.settings.warm_ticks
         young = not seen.size or seen.min() < warm
-        counts = np.multiply(known, seen >= warm, out=scratch) if missing or young else None
-        over = [_over(height, tails.level[0, at]), _over(-height, tails.level[1, at])]
+        over = height > tails.level[0, at]
+        over |= np.negative(height, out=scratch) > tails.level[1, at]
+        counts = np.multiply(1.0 if known is None else known, seen >= warm, out=scratch) if young else known
         tails.sink(at, age, counts)
-        side = np.repeat(np.array([0, 1]), [len(over[0]), len(over[1])])
-        row, column = np.divmod(np.concatenate(over), height.shape[1])
+        row, column = np.divmod(np.flatnonzero(over), height.shape[1])
+        side = (height[row, column] < 0).astype(np.int64)
         if counts is not None:
             old = counts[row, column] > 0
             side, row, column = side[old], row[old], column[old]
-        far, ages = np.abs(height[row, column]), age[row]
-        row = row + (at.start or 0)
-        points = Points(row, column, side, far, tails.score(side, row, column, far).astype(np.float32))
-        self._learn_tails(points, ages)
+        size, ages = np.abs(height[row, column]), age[row]
+        row = row + at.start
+        far = np.arange(len(size)) if dense else np.flatnonzero(size >= self.settings.least_height)
+        score = tails.score(side[far], row[far], column[far], size[far]).astype(np.float32)
+        points = Points(row[far], column[far], side[far], size[far], score)
+        out = np.zeros(len(size), np.bool_)
+        out[far] = (score > -np.log10(self.settings.risk)) & (size[far] >= self.settings.least_height)
+        self._learn_tails(side, row, column, size, out, ages)
         return points
 
-    def _learn_tails(self, points: Points, age: F32) -> None:
+    def _learn_tails(self, side: Array, row: Array, column: Array, size: F32, out: Array, age: F32) -> None:
         """A point beyond the line counts as lying on it, and only the first of its streak: a fault must not widen its own line."""
-        state, limit = self.state, -np.log10(self.settings.risk)
-        out = points.score > limit
-        row, column, side = points.row, points.column, points.side
+        state = self.state
         use = ~state.open[row, column] & (~out | (state.streak[row, column] == 0))
-        row, column, side, out = row[use], column[use], side[use], out[use]
-        far = points.height[use]
+        side, row, column, size, out = side[use], row[use], column[use], size[use], out[use]
         if out.any():
             line = state.tails.height(side[out], row[out], column[out], self.settings.risk)
-            far[out] = np.minimum(far[out], line)
-        excess = np.maximum(far - state.tails.level[side, row, column], 0.0)
+            size[out] = np.minimum(size[out], np.maximum(line, self.settings.least_height))
+        excess = np.maximum(size - state.tails.level[side, row, column], 0.0)
         state.tails.add(side, row, column, excess.astype(np.float32), age[use])
 
-    def _dense(self, at: slice, height: F32, known: F32, statistic: F32, points: Points, scores: F32) -> None:
+    def _dense(self, at: slice, height: F32, known: F32 | None, statistic: F32, points: Points, scores: F32) -> None:
         tails, start = self.state.tails, at.start or 0
         level = np.where(height > 0, tails.level[0, at], tails.level[1, at])
         body = np.abs(height) * (_LEVEL_SCORE / level)
         body[points.row - start, points.column] = points.score
-        none = (known == 0) | (self.state.places.seen[at] < self.settings.warm_ticks)
+        none = self.state.places.seen[at] < self.settings.warm_ticks
+        if known is not None:
+            none |= known == 0
         scores[0, at] = np.where(none, np.nan, body)
         scores[1, at] = np.where(none, np.nan, self.state.shifts.scores(at, statistic, np.empty_like(statistic)))
 
@@ -428,17 +420,24 @@ def _paste(name: str, new: Array, old: Array, rows: int, columns: int) -> None:
         new[:rows, :columns] = old
 
 
-def _over(height: F32, level: F32) -> NDArray[np.int64]:
-    return np.flatnonzero(height > level)
+def _blank(residual: F32, mask: F32) -> F32 | None:
+    """Put 0 where a residual is not known; `mask` with 1 where it is, None when all are."""
+    finite = np.isfinite(residual)
+    if finite.all():
+        return None
+    np.copyto(mask, finite)
+    np.copyto(residual, np.float32(0.0), where=~finite)
+    return mask
 
 
-def _unexplained(residual: F32, common: F32, out: F32, scratch: F32) -> F32:
+def _unexplained(residual: F32, common: F32, out: F32, one: F32, two: F32) -> F32:
     """What neither history nor peers explain: the smaller of both residuals, 0 when they disagree in direction."""
-    np.subtract(residual, common, out=scratch)
-    low, high = np.minimum(residual, scratch), np.maximum(residual, scratch)
-    np.maximum(low, np.float32(0.0), out=out)
-    np.minimum(high, np.float32(0.0), out=high)
-    return np.add(out, high, out=out)
+    np.subtract(residual, common, out=one)
+    np.minimum(residual, one, out=two)
+    np.maximum(residual, one, out=one)
+    np.maximum(two, np.float32(0.0), out=out)
+    np.minimum(one, np.float32(0.0), out=one)
+    return np.add(out, one, out=out)
 
 
 def _joined(found: list[Points]) -> Points:

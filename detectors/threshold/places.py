@@ -20,7 +20,7 @@ CLIP = 3.0
 _MEAN_DEVIATION_TO_SIGMA = 1.2533
 _YOUNG = 4.0
 _LOAD_GAIN, _RIDGE, _LEAST_LOAD_VARIANCE = 0.01, 0.1, 1e-3
-_MOST = np.float32(1e6)
+_SIZE_FORGOTTEN = 1e-3
 
 F32 = NDArray[np.float32]
 
@@ -28,20 +28,23 @@ F32 = NDArray[np.float32]
 class Places(msgspec.Struct):
     """Place, spread and slope of rows × columns series, float32.
 
-    `place` and `placed` (how often) are rows × phases × columns; `cov` and, per row, `load_var` and `load_mean` give the slope on load.
+    `place` and `placed` (how often, up to `most`, where counts no longer matter) are rows × phases × columns. `size` is the largest place
+    of late; `cov` and, per row, `load_var` and `load_mean` give the slope on load.
     """
 
     place: Array
     placed: Array
     spread: Array
     seen: Array
+    size: Array
     cov: Array
     load_var: Array
     load_mean: Array
     load_seen: Array
+    most: float = 1000.0
 
     @classmethod
-    def of(cls, rows: int, columns: int, phases: int = PHASES) -> Places:
+    def of(cls, rows: int, columns: int, phases: int = PHASES, most: float = 1000.0) -> Places:
         """Places of series of which nothing is known yet."""
 
         def zeros(*shape: int) -> F32:
@@ -49,7 +52,7 @@ class Places(msgspec.Struct):
 
         return cls(
             zeros(rows, phases, columns), zeros(rows, phases, columns), zeros(rows, columns), zeros(rows, columns),
-            zeros(rows, columns), zeros(rows), zeros(rows), zeros(rows),
+            zeros(rows, columns), zeros(rows, columns), zeros(rows), zeros(rows), zeros(rows), most,
         )  # fmt: skip
 
     def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32) -> F32:
@@ -62,11 +65,10 @@ class Places(msgspec.Struct):
         follows
             1 per column that load may explain, 0 otherwise; None = all.
         """
-        index = _row_of_phase(phase, self.place.shape[1])
-        np.take(_rows(self.place[at]), index, axis=0, out=out, mode="clip")
-        np.take(_rows(self.placed[at]), index, axis=0, out=scratch, mode="clip")
-        if scratch.size and scratch.min() == 0.0:
-            self._from_other_phases(at, scratch == 0.0, out)
+        np.copyto(out, _picked(self.place[at], phase))
+        placed = _picked(self.placed[at], phase)
+        if placed.size and placed.min() == 0.0:
+            self._from_other_phases(at, placed == 0.0, out)
         if load is not None:
             factor = np.nan_to_num(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
             np.multiply(self.cov[at], factor.astype(np.float32)[:, None], out=scratch)
@@ -81,17 +83,13 @@ class Places(msgspec.Struct):
         times = self.placed[at][row, :, column]
         out[row, column] = (self.place[at][row, :, column] * times).sum(axis=1) / np.maximum(times.sum(axis=1), 1e-9)
 
-    def breadth(self, at: slice, floor: F32, relative: F32, out: F32, scratch: F32) -> F32:
+    def breadth(self, at: slice, floor: F32, relative: F32, out: F32) -> F32:
         """Spread of rows `at` with its floors, into `out`: no series is steadier than its unit (`floor`, per column) or size allows."""
-        place = self.place[at]
-        np.abs(place[:, 0], out=out)
-        for phase in range(1, place.shape[1]):
-            np.maximum(out, np.abs(place[:, phase], out=scratch), out=out)
-        np.multiply(out, relative, out=out)
+        np.multiply(self.size[at], relative, out=out)
         np.maximum(out, floor, out=out)
         return np.maximum(out, self.spread[at], out=out)
 
-    def learn(self, at: slice, values: F32, residual: F32, clipped: F32, known: F32, weight: F32, usual_weight: float,
+    def learn(self, at: slice, values: F32, residual: F32, clipped: F32, known: F32 | None, weight: F32, usual_weight: float,
               phase: Array, load: F32 | None, scratch: tuple[F32, F32]) -> None:  # fmt: skip
         """Move rows `at` towards the newest values.
 
@@ -100,40 +98,61 @@ class Places(msgspec.Struct):
         values, residual, clipped
             Newest values, what is left of them, and the latter within ± `CLIP` spreads; 0 where not known.
         known
-            1 or 0 per series; `weight` is the gain per series once it is old, `usual_weight` that of most.
+            1 or 0 per series, None = all known; `weight` is the gain per series once it is old, `usual_weight` that of most.
         """
         gain, step = scratch
-        young = self.seen[at] < _YOUNG
-        if young.any():
-            np.copyto(clipped, residual, where=young)
-        index = _row_of_phase(phase, self.place.shape[1])
-        place, placed = _rows(self.place[at]), _rows(self.placed[at])
-        _aged_gain(placed[index], weight, usual_weight, known, out=gain)
-        moved = np.add(place[index], np.multiply(gain, clipped, out=step), out=step)
-        first = placed[index] == 0.0
-        if first.any():
-            np.copyto(moved, values, where=first)
-        place[index] = moved
-        placed[index] = np.minimum(np.add(placed[index], known, out=step), _MOST, out=step)
+        seen = self.seen[at]
+        if seen.size and seen.min() < _YOUNG:
+            np.copyto(clipped, residual, where=seen < _YOUNG)
+        place, placed = _picked(self.place[at], phase), _picked(self.placed[at], phase)
+        usual = self._aged_gain(placed, weight, usual_weight, known, gain)
+        np.multiply(usual, clipped, out=step)
+        np.add(place, step, out=step)
+        if usual is gain and placed.size and placed.min() == 0.0:
+            np.copyto(step, values, where=placed == 0.0)
+        _put(self.place[at], phase, step)
+        size = self.size[at]
+        np.multiply(size, np.float32(1.0 - _SIZE_FORGOTTEN), out=size)
+        np.maximum(size, np.abs(step, out=step), out=size)
+        if usual is gain:
+            _put(self.placed[at], phase, self._counted(placed, known, step))
         self._learn_spread(at, clipped, known, weight, usual_weight, gain, step)
         if load is not None:
-            self._learn_load(at, clipped, known, load, step)
+            self._learn_load(at, clipped, load, step)
 
     def _learn_spread(
-        self, at: slice, clipped: F32, known: F32, weight: F32, usual_weight: float, gain: F32, step: F32
+        self, at: slice, clipped: F32, known: F32 | None, weight: F32, usual_weight: float, gain: F32, step: F32
     ) -> None:
         seen, spread = self.seen[at], self.spread[at]
-        _aged_gain(seen, weight, usual_weight, known, out=gain)
+        usual = self._aged_gain(seen, weight, usual_weight, known, gain)
         np.multiply(np.abs(clipped, out=step), np.float32(_MEAN_DEVIATION_TO_SIGMA), out=step)
         np.subtract(step, spread, out=step)
-        np.multiply(step, gain, out=step)
-        first = seen < 1.0
-        if first.any():
-            np.copyto(step, np.float32(0.0), where=first)
+        np.multiply(step, usual, out=step)
+        if usual is gain and seen.size and seen.min() < 1.0:
+            np.copyto(step, np.float32(0.0), where=seen < 1.0)
         np.add(spread, step, out=spread)
-        np.minimum(np.add(seen, known, out=seen), _MOST, out=seen)
+        if usual is gain:
+            np.copyto(seen, self._counted(seen, known, step))
 
-    def _learn_load(self, at: slice, clipped: F32, known: F32, load: F32, step: F32) -> None:
+    def _aged_gain(self, times: F32, weight: F32, usual_weight: float, known: F32 | None, out: F32) -> F32:
+        """weight · max(1, 1 / (usual weight · (times + 1))) where known: a plain mean at first, forgetting later.
+
+        In `out`, or `weight` itself when all series are known and old.
+        """
+        if known is None and times.size and times.min() >= self.most:
+            return weight
+        np.add(times, np.float32(1.0), out=out)
+        np.multiply(out, np.float32(usual_weight), out=out)
+        np.reciprocal(out, out=out)
+        np.maximum(out, np.float32(1.0), out=out)
+        np.multiply(out, weight, out=out)
+        return out if known is None else np.multiply(out, known, out=out)
+
+    def _counted(self, times: F32, known: F32 | None, out: F32) -> F32:
+        np.add(times, np.float32(1.0) if known is None else known, out=out)
+        return np.minimum(out, np.float32(self.most), out=out)
+
+    def _learn_load(self, at: slice, clipped: F32, load: F32, step: F32) -> None:
         shift = np.nan_to_num(load - self.load_mean[at]).astype(np.float32)
         self.load_seen[at] += np.isfinite(load)
         pace = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + 1.0)).astype(np.float32)
@@ -145,20 +164,16 @@ class Places(msgspec.Struct):
         self.load_mean[at] += pace * shift
 
 
-def _rows(cube: F32) -> F32:
-    """Rows × phases × columns as (rows · phases) × columns, the same memory."""
-    return cube.reshape(cube.shape[0] * cube.shape[1], cube.shape[2])
+def _picked(cube: F32, phase: Array) -> F32:
+    """Rows × columns of each row's phase out of rows × phases × columns; a view when all rows are in the same phase."""
+    if len(phase) and (phase == phase[0]).all():
+        return cube[:, int(np.clip(phase[0], 0, cube.shape[1] - 1))]
+    return np.asarray(cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)], np.float32)
 
 
-def _row_of_phase(phase: Array, phases: int) -> NDArray[np.int64]:
-    return np.asarray(np.arange(len(phase), dtype=np.int64) * phases + np.clip(phase, 0, phases - 1), dtype=np.int64)
-
-
-def _aged_gain(times: F32, weight: F32, usual_weight: float, known: F32, out: F32) -> None:
-    """weight · max(1, 1 / (usual weight · (times + 1))) where known: a plain mean at first, forgetting later."""
-    np.add(times, np.float32(1.0), out=out)
-    np.multiply(out, np.float32(usual_weight), out=out)
-    np.reciprocal(out, out=out)
-    np.maximum(out, np.float32(1.0), out=out)
-    np.multiply(out, weight, out=out)
-    np.multiply(out, known, out=out)
+def _put(cube: F32, phase: Array, values: F32) -> None:
+    """Inverse of `_picked`."""
+    if len(phase) and (phase == phase[0]).all():
+        np.copyto(cube[:, int(np.clip(phase[0], 0, cube.shape[1] - 1))], values)
+    else:
+        cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)] = values

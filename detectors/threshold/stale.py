@@ -5,6 +5,7 @@ That is news of the telemetry, not of the node: other detectors that lean on suc
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from detectors.base import F32, AlignedTick, Detector, FamilyMatrix, Frame, seri
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.dynamic import series_entity
-from detectors.threshold.still import Broken, Stillness
+from detectors.threshold.still import LOOK_EVERY, Broken, Stillness
 from detectors.threshold.table import Roster
 from trainwarden.records import Verdict
 from trainwarden.settings import option
@@ -56,6 +57,7 @@ class FamilyState(msgspec.Struct):
     absent: Array
     still: Stillness
     cases: dict[str, Case]
+    ticks: int
 
 
 class State(msgspec.Struct):
@@ -71,9 +73,12 @@ class _Watch:
         self.roster = Roster(state.entities, state.metrics, state.absent) if state else Roster()
         self.still = state.still if state else Stillness.of(0, 0)
         self.cases = state.cases if state else {}
+        self.ticks = state.ticks if state else 0
 
     def state(self) -> FamilyState:
-        return FamilyState(self.roster.entities, self.roster.metrics, self.roster.absent, self.still, self.cases)
+        return FamilyState(
+            self.roster.entities, self.roster.metrics, self.roster.absent, self.still, self.cases, self.ticks
+        )
 
     def place(self, matrix: FamilyMatrix) -> F32:
         gone = self.roster.overdue()
@@ -129,11 +134,13 @@ class StaleSeriesDetector(Detector):
     def _family(self, tick: AlignedTick, matrix: FamilyMatrix, topology: Topology) -> list[Verdict]:
         watch = self._watches.setdefault(matrix.family, _Watch())
         grid = watch.place(matrix)
-        found = self._found(watch, watch.still.step(grid, self.settings.risk))
+        due = watch.still.due(watch.ticks)
+        watch.ticks += 1
+        found = self._found(watch, watch.still.step(grid, self.settings.risk, due))
         verdicts = []
         for key, case in list(watch.cases.items()):
             case.ticks += 1
-            if (case.series not in found) if case.why != "reset" else case.ticks > _RESET_HELD_TICKS:
+            if self._over(watch, case, due, found):
                 del watch.cases[key]
                 verdicts.append(self._say(tick, matrix.family, case, topology, clears=True))
         new = [series for series in sorted(found) if _key(series) not in watch.cases]
@@ -143,6 +150,14 @@ class StaleSeriesDetector(Detector):
             watch.cases[_key(series)] = case
             verdicts.append(self._say(tick, matrix.family, case, topology, clears=False))
         return verdicts
+
+    @staticmethod
+    def _over(watch: _Watch, case: Case, due: slice, found: Container[tuple[str, str, str]]) -> bool:
+        """Whether a series moves again; one whose device is no longer known is nobody's."""
+        if case.why == "reset":
+            return case.ticks > _RESET_HELD_TICKS
+        row = watch.roster.row_of(case.series[:2])
+        return row is None or (due.start <= row < due.stop and case.series not in found)
 
     @staticmethod
     def _found(watch: _Watch, broken: Broken) -> dict[tuple[str, str, str], tuple[str, float, float]]:
@@ -155,7 +170,7 @@ class StaleSeriesDetector(Detector):
             ("reset", broken.reset, None),
         ):
             for row, column in _usable(pairs, here, still.last, why).tolist():
-                since = 0.0 if run is None else float(run[row, column])
+                since = 0.0 if run is None else LOOK_EVERY * float(run[row, column])
                 found[watch.series(row, column)] = (why, since, float(still.last[row, column]))
         return found
 

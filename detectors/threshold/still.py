@@ -17,10 +17,13 @@ from detectors.threshold.lines import row_blocks
 
 F32 = NDArray[np.float32]
 _BLOCK_SERIES = 32_768
-_GAIN = np.float32(0.002)
+_REMEMBERED = np.float32(2000.0)
+"""Counts are halved when there are so many looks: what is usual may change."""
 _UNSURE = np.float32(0.02)
 """A repeat is taken to be at least this likely."""
-_LEAST_RUN = 30.0
+_LEAST_RUN = 10.0
+LOOK_EVERY = 4
+"""Ticks between two looks at a series; a quarter of the rows is looked at each tick."""
 _LEAST_RISES, _FALLS_FORGOTTEN = 20.0, np.float32(0.9999)
 _FALL_OF_A_COUNTER = 0.5
 _TINY = np.float32(1e-30)
@@ -38,10 +41,9 @@ class Broken:
 
 
 class Stillness(msgspec.Struct):
-    """What is usual for rows × columns series: `repeats` and `gaps` are shares of ticks, `run` and `away` the present runs in ticks.
-
-    `judged` counts the ticks behind `repeats`. `rises` and `falls` count moves up and down (falls are slowly forgotten): a series that
-    only ever rose is a counter.
+    """What is usual for rows × columns series, in looks: how often each was `judged` and repeated itself (`repeats`), how often its row
+    had `looks` and it was missing (`gaps`), its present runs of either (`run`, `away`), moves up and down (`rises`, `falls`; the latter
+    slowly forgotten): a series that only ever rose is a counter.
     """
 
     last: Array
@@ -50,6 +52,7 @@ class Stillness(msgspec.Struct):
     judged: Array
     away: Array
     gaps: Array
+    looks: Array
     rises: Array
     falls: Array
 
@@ -60,14 +63,20 @@ class Stillness(msgspec.Struct):
         def filled(value: float) -> F32:
             return np.full((rows, columns), value, np.float32)
 
-        return cls(filled(np.nan), filled(0), filled(1.0), filled(0), filled(0), filled(1.0), filled(0), filled(0))
+        return cls(filled(np.nan), *(filled(0) for _ in range(8)))
 
-    def step(self, values: F32, risk: float) -> Broken:
-        """Take a tick in (rows × columns, NaN = missing) and say what is broken at this risk per run."""
-        rows, columns = self.last.shape
-        resets = [self._block(values[at], at) for at in row_blocks(rows, columns, _BLOCK_SERIES)]
-        stuck, stuck_score = self._unlikely(self.run, self.repeats, risk)
-        absent, absent_score = self._unlikely(self.away, self.gaps, risk)
+    def due(self, tick: int) -> slice:
+        """Rows that are looked at in a tick."""
+        rows, part = self.last.shape[0], tick % LOOK_EVERY
+        return slice(rows * part // LOOK_EVERY, rows * (part + 1) // LOOK_EVERY)
+
+    def step(self, values: F32, risk: float, due: slice) -> Broken:
+        """Look at rows `due` of a tick (rows × columns, NaN = missing) and say what is broken in them at this risk per run."""
+        blocks = row_blocks(due.stop - due.start, self.last.shape[1], _BLOCK_SERIES)
+        ranges = [slice(due.start + at.start, due.start + at.stop) for at in blocks]
+        resets = [self._block(values[at], at) for at in ranges]
+        stuck, stuck_score = self._unlikely(self.run[due], self.repeats[due], self.judged[due], risk, due.start)
+        absent, absent_score = self._unlikely(self.away[due], self.gaps[due], self.looks[due], risk, due.start)
         reset = np.concatenate(resets) if resets else np.zeros((0, 2), np.int64)
         return Broken(stuck, stuck_score, absent, absent_score, reset)
 
@@ -77,14 +86,19 @@ class Stillness(msgspec.Struct):
         change = values - last
         moved_up, moved_down = change > 0, change < 0
         same = change == 0
-        self.run[at] *= ~(moved_up | moved_down)
-        self.run[at] += same
-        judged = same | moved_up | moved_down
-        self.judged[at] += judged
-        gain = judged * np.maximum(_GAIN, np.float32(1.0) / (self.judged[at] + np.float32(1.0)))
-        self.repeats[at] += gain * (same - self.repeats[at])
-        self.away[at] = (self.away[at] + 1) * ~known
-        self.gaps[at] += _GAIN * (~known - self.gaps[at])
+        moved = moved_up | moved_down
+        run, away, judged, looks = self.run[at], self.away[at], self.judged[at], self.looks[at]
+        np.copyto(run, np.float32(0.0), where=moved)
+        run += same
+        self.repeats[at] += same
+        judged += same
+        judged += moved
+        away += np.float32(1.0)
+        np.copyto(away, np.float32(0.0), where=known)
+        self.gaps[at] += ~known
+        looks += np.float32(1.0)
+        _halved(judged, self.repeats[at])
+        _halved(looks, self.gaps[at])
         resets = self._resets(values, last, moved_up, moved_down, at)
         np.copyto(last, values, where=known)
         return resets
@@ -122,11 +136,21 @@ class Stillness(msgspec.Struct):
         return Stillness(*(getattr(self, name)[rows] for name in self.__struct_fields__))
 
     @staticmethod
-    def _unlikely(run: F32, share: F32, risk: float) -> tuple[NDArray[np.int64], F32]:
-        """Series in a run that is less likely than `risk`, with −log10 of its probability."""
+    def _unlikely(run: F32, times: F32, looks: F32, risk: float, start: int) -> tuple[NDArray[np.int64], F32]:
+        """Series in a run that is less likely than `risk`, with −log10 of its probability; the run itself says nothing of what is usual."""
         long = np.argwhere(run >= _LEAST_RUN)
-        row, column = long[:, 0], long[:, 1]
-        usual = np.clip(share[row, column], _UNSURE, 1.0)
-        score = -run[row, column] * np.log10(usual)
+        length = run[long[:, 0], long[:, 1]]
+        before = np.maximum(times[long[:, 0], long[:, 1]] - length, 0.0) + 1.0
+        usual = before / (np.maximum(looks[long[:, 0], long[:, 1]] - length, 0.0) + 1.0)
+        score = -length * np.log10(np.clip(usual, _UNSURE, 1.0))
         found = score > -np.log10(risk)
+        long[:, 0] += start
         return long[found], np.asarray(score[found], np.float32)
+
+
+def _halved(looks: F32, times: F32) -> None:
+    """Halve both counts of series that were looked at often enough, in place."""
+    if looks.size and looks.max() > _REMEMBERED:
+        many = looks > _REMEMBERED
+        looks[many] *= np.float32(0.5)
+        times[many] *= np.float32(0.5)

@@ -47,6 +47,10 @@ class Roster:
         """Rows that have been absent for too long."""
         return np.asarray(self.absent > _FORGET_ENTITY_TICKS)
 
+    def row_of(self, entity: tuple[str, str]) -> int | None:
+        """Row of an entity, None when it is not known."""
+        return self._row.get(entity)
+
     def keep(self, rows: NDArray[np.bool_]) -> None:
         """Forget all rows but these."""
         self.entities = [entity for entity, kept in zip(self.entities, rows.tolist(), strict=True) if kept]
