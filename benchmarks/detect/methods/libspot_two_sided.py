@@ -11,7 +11,10 @@ LEVEL = 0.98
 
 
 class LibspotTwoSided(Method):
-    """Per column; the lines learn as they go, alarms are not learnt. Above 1 is an alarm of libspot's own."""
+    """Per column, the largest counts; the lines learn as they go, alarms are not learnt. Above 1 is an alarm of libspot's own.
+
+    A line nearer to the median than 5 % of the training spread (columns that hardly move) counts as that far away.
+    """
 
     name = "libspot"
     family = "any"
@@ -37,8 +40,10 @@ class Line:
     """One tail's moving line. libspot refuses columns without a tail (few distinct values); their line stays at the extreme seen."""
 
     def __init__(self, column: F64, low: bool) -> None:
+        self.low = low
         self.spot = foreign("libspot").Spot(q=RISK, low=low, discard_anomalies=True, level=LEVEL, max_excess=200)
         self.extreme = float(column.min() if low else column.max())
+        self.least_reach = 0.05 * float(column.std()) or 1.0
         try:
             self.spot.fit(np.ascontiguousarray(column))
         except RuntimeError:
@@ -51,5 +56,6 @@ class Line:
             for at, value in enumerate(column.tolist()):
                 lines[at] = self.spot.anomaly_threshold
                 self.spot.step(value)
-        reach = np.where(np.abs(lines - middle) > 1e-9, lines - middle, 1e-9)
+        side = -1.0 if self.low else 1.0
+        reach = side * np.maximum(side * (lines - middle), self.least_reach)
         return np.asarray(np.clip(np.nan_to_num((column - middle) / reach), 0.0, 1e3), np.float64)
