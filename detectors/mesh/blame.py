@@ -25,7 +25,10 @@ _HURT, _HURT_ANYWAY = 0.8, 1e-3
 _LEAST_RAISED, _TIMES_ELSEWHERE, _WEAK_BACKGROUND = 0.25, 3.0, 0.01
 """Weak signs: a part is suspect from this share of raised probes on, and this many times the share of all; the least share of all."""
 _GUILTY_SHARE, _BELOW_SHARE, _FABRIC_SHARE = 0.6, 2 / 3, 0.6
-_MOST = 16
+_LEAST_BACKGROUND, _CHANCE = 3e-4, 0.05
+"""A part is blamed when it had so many bad probes by chance, at the rate at which unexplained ones are bad, with at most this risk among
+all parts of its kind (Chernoff's bound on the Poisson tail)."""
+_MOST, _MOST_TRIED = 16, 64
 _LEAST_WITNESSES = 3
 
 
@@ -91,22 +94,59 @@ class _Search:
         self._left = told.copy()
         self._open = self._suspects()
         self._chosen: list[int] = []
-        self._gained, self._tied = 0.0, False
+        self._seen_of: dict[int, tuple[int, int]] = {}
+        self._gain_of: dict[int, float] = {}
+        self._tied = False
 
     def run(self) -> None:
         if self._is_hopeless():
             return
+        self._search()
+        while self._drop_chance():
+            pass
+
+    def _search(self) -> None:
         while len(self._chosen) < _MOST and (self._bad & self._left).any():
             hits, total = self._counts()
-            gain = np.where(self._open, self._gain(hits, total), -np.inf)
-            best = int(np.argmax(gain))
-            if gain[best] <= 0:
+            gain = np.where(self._open & self._may_be_guilty(hits, total), self._gain(hits, total), -np.inf)
+            best = self._best(gain)
+            if best < 0:
                 return
-            if not self._is_guilty(best, hits, total):
-                self._open[best] = False
-                continue
             self._tied = self._tied or self._is_tied(best, gain, hits)
             self._choose(best, float(gain[best]))
+            self._seen_of[best] = int(hits[best]), int(total[best])
+
+    def _drop_chance(self) -> bool:
+        """Take back the chosen part that chance explains best, if it does: bad probes that nothing explains are everywhere, and among so
+        many parts some have several. Whether one was taken back."""  # fmt: skip
+        kinds, counts = self._parts.kinds, np.bincount(self._parts.kinds, minlength=5)
+        rest = float((self._bad & self._left).sum()) / max(int(self._left.sum()), 1)
+        margins = []
+        for part in self._chosen:
+            hits, total = self._seen_of[part]
+            expected = total * max(rest, _LEAST_BACKGROUND)
+            margins.append(
+                hits * np.log(max(hits / expected, 1.0))
+                - max(hits - expected, 0.0)
+                - np.log(counts[kinds[part]] / _CHANCE)
+            )
+        if not margins or min(margins) >= 0:
+            return False
+        part = self._chosen.pop(int(np.argmin(margins)))
+        others = np.isin(self._parts.through, self._chosen).any(axis=1)
+        self._left |= (self._parts.through == part).any(axis=1) & self._told & ~others
+        return True
+
+    def _best(self, gain: NDArray[np.float64]) -> int:
+        """The suspect that explains most and has its witnesses; -1 when none is worth its odds. Shared parts without are closed."""
+        for _ in range(_MOST_TRIED):
+            best = int(np.argmax(gain))
+            if gain[best] <= 0:
+                return -1
+            if self._parts.kinds[best] in (NODE, PORT) or self._has_spatial_evidence(best):
+                return best
+            self._open[best], gain[best] = False, -np.inf
+        return -1
 
     def conclusion(self) -> Explanation:
         parts, kinds = self._parts, self._parts.kinds
@@ -119,12 +159,15 @@ class _Search:
             return Explanation()
         leaves = tuple(parts.names[c] for c in self._chosen if kinds[c] in (LEAF, SWITCH))
         rails = tuple(parts.names[c] for c in self._chosen if kinds[c] == RAIL)
-        rails_of = dict(parts.names[c].split("\x1f") for c in ports)
-        named = (
-            *(parts.names[c] for c in nodes),
-            *(name for name in rails_of if name not in {parts.names[c] for c in nodes}),
-        )
+        rails_of = dict(self._port(c) for c in ports)
+        whole = tuple(parts.names[c] for c in nodes)
+        named = (*whole, *(name for name in rails_of if name not in whole))
         return Explanation(named, next(iter(leaves), ""), next(iter(rails), ""), False, leaves, rails, rails_of)
+
+    def _port(self, part: int) -> tuple[str, str]:
+        """Node and rail of a port."""
+        node = self._parts.nodes[int(self._parts.host[self._parts.through == part][0])]
+        return node, self._parts.names[part][len(node) + 1 :]
 
     def _is_hopeless(self) -> bool:
         """Most probes are bad and no part explains most of them: no use in naming parts one by one."""
@@ -152,13 +195,11 @@ class _Search:
     def _gain(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(hits * self._for + (total - hits) * self._against + _PRIOR[self._parts.kinds])
 
-    def _is_guilty(self, part: int, hits: NDArray[np.int64], total: NDArray[np.int64]) -> bool:
-        kind = self._parts.kinds[part]
-        if kind == PORT:
-            return bool(hits[part] >= 2 and hits[part] == total[part])
-        if kind == NODE:
-            return bool(hits[part] >= _GUILTY_SHARE * total[part])
-        return self._has_spatial_evidence(part)
+    def _may_be_guilty(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """A node with most of its probes bad, a port with all of them and at least two; shared parts are looked at one by one."""
+        kinds = self._parts.kinds
+        node, port = hits >= _GUILTY_SHARE * total, (hits >= 2) & (hits == total)
+        return np.asarray((hits > 0) & np.where(kinds == NODE, node, np.where(kinds == PORT, port, True)))
 
     def _has_spatial_evidence(self, part: int) -> bool:
         """Two thirds of the hosts below it suffer, at least two of them, and enough probes elsewhere are there to compare with."""
@@ -191,7 +232,7 @@ class _Search:
 
     def _choose(self, part: int, gain: float) -> None:
         self._chosen.append(part)
-        self._gained += gain
+        self._gain_of[part] = gain
         self._left &= ~(self._parts.through == part).any(axis=1)
         self._open[part] = False
 
@@ -226,7 +267,11 @@ class _Search:
             mine = self._parts.through == part
             covered |= {part} if self._parts.kinds[part] in (NODE, PORT) else set(self._parts.host[mine].tolist())
         most = len(covered) >= max(2.0, _FABRIC_SHARE * probed) and not self._is_one_rail()
-        return self._tied or most or (fabric > max(self._gained, 0.0) and bad >= _FABRIC_SHARE * told)
+        return (
+            self._tied
+            or most
+            or (fabric > sum(self._gain_of[part] for part in self._chosen) and bad >= _FABRIC_SHARE * told)
+        )
 
     def _is_one_rail(self) -> bool:
         """A rail reaches every node and is still not the fabric."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from detectors.mesh import blame as blame_module
 from detectors.mesh.blame import Explanation, blame, explain
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
 from trainwarden.records import TopologyEvent
@@ -97,6 +98,16 @@ def test_everything_is_the_fabric_and_random_noise_is_nobody() -> None:
         assert found(~everything, noise=0.002, seed=seed) == Explanation()
 
 
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.1, 0.2, 0.3, 0.5])
+def test_scattered_bad_probes_are_nobodys_fault(share: float) -> None:
+    """Among ten thousand ports some have all their probes bad by chance."""
+    for seed in range(5):
+        result = found(np.ones(NODES * len(STEPS), dtype=bool), hit=share, seed=seed)
+        assert (result.nodes, result.leaves, result.rails) == ((), (), ()), result
+    beside = found(touching(700), noise=min(share, 0.1))
+    assert beside.nodes == ("n700",)
+
+
 def test_weak_signs_name_shared_parts_only() -> None:
     assert found(through("leaf3"), hit=0.8, noise=0.03, weak=True).leaves == ("leaf3",)
     assert found(through("rail5"), hit=0.8, noise=0.03, weak=True).rails == ("rail5",)
@@ -104,6 +115,23 @@ def test_weak_signs_name_shared_parts_only() -> None:
     nothing = np.zeros(NODES * len(STEPS), dtype=bool)
     for seed in range(20):
         assert found(nothing, noise=0.05, weak=True, seed=seed) == Explanation()
+
+
+def test_half_of_all_probes_bad_is_settled_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node looks a little guilty: no round for each of them."""
+    rounds = 0
+    counts = blame_module._Search._counts
+
+    def counted(self: blame_module._Search) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        nonlocal rounds
+        rounds += 1
+        return counts(self)
+
+    monkeypatch.setattr(blame_module._Search, "_counts", counted)
+    everything = np.ones(NODES * len(STEPS), dtype=bool)
+    for share in (0.3, 0.5, 0.58):
+        found(everything, hit=share)
+    assert rounds <= 3 * 18
 
 
 def test_two_leaves_that_only_reach_each_other_badly_are_not_told_apart() -> None:
