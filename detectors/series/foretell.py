@@ -1,9 +1,9 @@
 """Says `foretold`: a trend that ends in a failure within hours if it goes on, with the time it takes and how often such trends did.
 
 False foretellings are bounded by design. The budget (one per thousand node-days) is divided by the series of a node, the evaluations of a
-day (1440) and the windows of an evaluation; what remains is the risk of one test, about 1e-9, and a row is named only when health could
-bring what was seen no more often than that: by an exact test of counts against its own past and its peers, or by a move of the level
-against the usual moves of itself and its peers. That the limit must also lie within reach makes it rarer still.
+day (1440, and 8640 for trends within minutes) and the windows of an evaluation; what remains is the risk of one test, about 1e-9, and a
+row is named only when health could bring what was seen no more often than that: by an exact test of counts against its own past and its
+peers, or by a move of the level against the usual moves of itself and its peers. That the limit must also lie within reach makes it rarer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
-from detectors.series.laws import COUNT_WINDOWS, WINDOWS, Finding, counts, risk_per_test, trends
-from detectors.series.panel import BUCKET_S, FINE, Panel
+from detectors.series.laws import BASES, Finding, counts, risk_per_test, trends
+from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel
 from detectors.series.reliability import probability
 from detectors.series.scenes import Fleet, Precursor
 from detectors.series.watch import Law, Watch, watch_of
@@ -39,8 +39,8 @@ class ForetellSettings:
 
     horizon_s: float = option(6 * 3600.0, "how far ahead a failure is named, 10 min to 24 h")
     false_per_node_day: float = option(1e-3, "expected false foretellings of a node in a day of health")
-    persist_buckets: int = option(3, "minutes in a row that a trend of the last hour must show before it is said")
-    calm_buckets: int = option(30, "minutes without it before it is taken back")
+    persist_buckets: int = option(3, "buckets (10 s or 1 min) in a row that a trend must show before it is said")
+    calm_buckets: int = option(30, "buckets without it before it is taken back")
 
 
 class State(msgspec.Struct):
@@ -77,9 +77,8 @@ class Foretell(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for tick in frame.ticks:
-            bucket = tick.at_ns // (BUCKET_S * NS_PER_S)
             for name in sorted(tick.families):
-                self._take(tick, tick.families[name], bucket)
+                self._take(tick, tick.families[name])
             verdicts += self._evaluate_some(tick, frame.topology)
         return verdicts
 
@@ -92,7 +91,7 @@ class Foretell(Detector):
         for panel in self._state.panels.values():
             panel.unpack()
 
-    def _take(self, tick: AlignedTick, matrix: FamilyMatrix, bucket: int) -> None:
+    def _take(self, tick: AlignedTick, matrix: FamilyMatrix) -> None:
         watched = [
             (metric, watch) for metric in matrix.metrics if (watch := watch_of(matrix.family, metric)) is not None
         ]
@@ -100,18 +99,22 @@ class Foretell(Detector):
             return
         order, entities = self._sorted(matrix)
         for metric, watch in watched:
-            key = f"{matrix.family}.{metric}"
-            panel = self._state.panels.setdefault(key, Panel(watch.name, matrix.family, metric, len(WINDOWS)))
-            if panel.close(bucket) and key not in self._state.pending:
-                self._state.pending.append(key)
-            if bucket == panel.bucket:
-                loads = matrix.column(watch.load)[order] if watch.load else np.zeros(len(order))
-                panel.take(
-                    entities,
-                    matrix.column(metric)[order].astype(np.float64),
-                    loads.astype(np.float64),
-                    tick.interval_ms / 1000.0,
-                )
+            values = matrix.column(metric)[order].astype(np.float64)
+            loads = matrix.column(watch.load)[order].astype(np.float64) if watch.load else np.zeros(len(order))
+            for bucket_s in (SLOW_S, QUICK_S) if tick.interval_ms <= QUICK_S * 1000 else (SLOW_S,):
+                panel = self._panel(watch, matrix.family, metric, bucket_s)
+                bucket = tick.at_ns // (bucket_s * NS_PER_S)
+                key = _key(panel)
+                if panel.close(bucket) and key not in self._state.pending:
+                    self._state.pending.append(key)
+                if bucket == panel.bucket:
+                    panel.take(entities, values, loads, tick.interval_ms / 1000.0)
+
+    def _panel(self, watch: Watch, family: str, metric: str, bucket_s: int) -> Panel:
+        key = f"{family}.{metric}/{bucket_s}"
+        if key not in self._state.panels:
+            self._state.panels[key] = Panel(watch.name, family, metric, len(BASES[bucket_s].trends), bucket_s)
+        return self._state.panels[key]
 
     def _sorted(self, matrix: FamilyMatrix) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
         """Order and names of a family's rows by name; kept from tick to tick, for sorting ten thousand names costs milliseconds."""
@@ -124,8 +127,8 @@ class Foretell(Detector):
 
     def _evaluate_some(self, tick: AlignedTick, topology: Topology) -> list[Verdict]:
         """Evaluate as many panels as must be per tick, so that all are done before the next bucket closes: work is spread, not heaped."""
-        share = min(1.0, tick.interval_ms / 1000.0 / BUCKET_S)
-        due = math.ceil(len(self._state.panels) * share)
+        interval_s = tick.interval_ms / 1000.0
+        due = math.ceil(sum(min(1.0, interval_s / panel.bucket_s) for panel in self._state.panels.values()))
         now, self._state.pending = self._state.pending[:due], self._state.pending[due:]
         jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes} if now else {}
         return [
@@ -137,9 +140,12 @@ class Foretell(Detector):
     def _evaluate(
         self, panel: Panel, at_ns: int, nodes: int, jobs: dict[str, str], topology: Topology
     ) -> list[Verdict]:
-        law, tests = (counts, 2 * len(COUNT_WINDOWS)) if panel.row.is_count else (trends, len(WINDOWS))
-        series = sum(len(p.entities) for p in self._state.panels.values()) / max(1, nodes)
-        risk = risk_per_test(self.settings.false_per_node_day, series, tests)
+        base, counted = BASES[panel.bucket_s], panel.row.is_count
+        law, tests = (counts, 2 * len(base.counts)) if counted else (trends, len(base.trends))
+        series = sum(len(p.entities) for p in self._state.panels.values() if p.bucket_s == panel.bucket_s) / max(
+            1, nodes
+        )
+        risk = risk_per_test(self.settings.false_per_node_day, series, panel.bucket_s, tests)
         found = law(panel, _groups(panel.entities, jobs), risk, self.settings.horizon_s)
         rows = np.array([finding.row for finding in found], dtype=np.int64)
         seen = np.zeros(len(panel.entities), dtype=np.bool_)
@@ -152,8 +158,13 @@ class Foretell(Detector):
         ]
 
     def _is_news(self, panel: Panel, finding: Finding) -> bool:
-        lasting = panel.streak[finding.row] >= self.settings.persist_buckets or finding.window_s > FINE * BUCKET_S
-        return bool(lasting and panel.since_ns[finding.row] == 0)
+        """Whether a finding lasted, and neither it nor the other base of time has named the row."""
+        lasting = panel.streak[finding.row] >= self.settings.persist_buckets or finding.window_s > FINE * panel.bucket_s
+        if not lasting or panel.since_ns[finding.row]:
+            return False
+        twin = self._state.panels.get(f"{panel.family}.{panel.metric}/{SLOW_S + QUICK_S - panel.bucket_s}")
+        entity = panel.entities[finding.row]
+        return twin is None or entity not in twin.entities or not twin.since_ns[twin.entities.index(entity)]
 
     def _closes(self, panel: Panel, row: int) -> bool:
         """Close a row's foretelling; whether its node has no other open, so that the node itself is cleared."""
@@ -185,11 +196,11 @@ class Foretell(Detector):
     ) -> Verdict:
         node, device = panel.entities[row]
         layout = topology.job_of(node)
-        times = [at_ns - (FINE - i) * BUCKET_S * NS_PER_S for i in range(FINE)]
+        times = [at_ns - (FINE - i) * panel.bucket_s * NS_PER_S for i in range(FINE)]
         known = [(t, v) for t, v in zip(times, panel.fine[row].tolist(), strict=True) if math.isfinite(v)] or [
             (at_ns, math.nan)
         ]
-        unit = "events/min" if panel.row.is_count else panel.metric.rpartition("_")[2]
+        unit = f"events/{panel.bucket_s}s" if panel.row.is_count else panel.metric.rpartition("_")[2]
         evidence = series_evidence(f"{panel.family}.{panel.metric} of {node}/{device}", unit, [t for t, _ in known], [v for _, v in known],
                                    note=f"limit {panel.row.limit:g}{_limit_unit(panel.row)} ({panel.row.origin})")  # fmt: skip
         return self.verdict(kind="foretold", entity=Entity(EntityKind.NODE, node, node), window=window, job=layout.job if layout else "",
@@ -203,6 +214,10 @@ def _groups(entities: list[tuple[str, str]], jobs: dict[str, str]) -> list[NDArr
         if node in jobs:
             found.setdefault(jobs[node], []).append(row)
     return [np.array(rows) for rows in found.values() if len({entities[row][0] for row in rows}) >= 3]
+
+
+def _key(panel: Panel) -> str:
+    return f"{panel.family}.{panel.metric}/{panel.bucket_s}"
 
 
 def _course(panel: Panel, finding: Finding) -> str:
@@ -220,7 +235,7 @@ def _limit_unit(row: Watch) -> str:
 
 
 def _when(time_s: float) -> str:
-    return "now" if time_s < BUCKET_S else f"in about {_span(time_s)}"
+    return "now" if time_s < SLOW_S else f"in about {_span(time_s)}"
 
 
 def _span(seconds: float) -> str:

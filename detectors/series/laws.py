@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.robust import median_of_known
-from detectors.series.panel import BUCKET_S, COARSE, FINE, RATIO, Panel
+from detectors.series.panel import COARSE, FINE, QUICK_S, RATIO, SLOW_S, Panel
 from detectors.series.trends import (
     F64,
     dispersion,
@@ -27,11 +27,20 @@ from detectors.series.trends import (
 )
 from detectors.series.watch import Law
 
-WINDOWS: tuple[tuple[str, int], ...] = (("fine", 30), ("fine", 60), ("coarse", 24), ("coarse", 96))
-"""Windows of the trend law: ring and buckets, that is 30 min, 1 h, 6 h and 24 h."""
-COUNT_WINDOWS = (15, 60)
-"""Recent windows of the count law, in fine buckets."""
-EVALUATIONS_PER_DAY = 86_400 / BUCKET_S
+
+@dataclass(frozen=True)
+class Base:
+    """Windows of one base of time, in its buckets: (ring, length) of the trend law, lengths of the recent part of the count law."""
+
+    trends: tuple[tuple[str, int], ...]
+    counts: tuple[int, ...]
+
+
+BASES = {
+    SLOW_S: Base((("fine", 30), ("fine", 60), ("coarse", 24), ("coarse", 96)), (15, 60)),
+    QUICK_S: Base((("fine", 12), ("fine", 30)), (6, 18)),
+}
+"""30 min, 1 h, 6 h and 24 h, and 2 min and 5 min for trends; 15 min and 1 h, and 1 and 3 min for counts."""
 _TAIL_MARGIN = 1.25
 """Usual moves are taken a quarter larger than measured: their tail is a little heavier than Gaussian."""
 _POOLED_NEEDED, _SEEN_NEEDED = 240, 60
@@ -44,6 +53,9 @@ _GROWTH_Z = 2.5
 
 _OFTEN = 0.1
 """Where more than this share of minutes has events anyhow, only the events can tell, not the minutes with any."""
+
+_OLDER = COARSE * 3 // 4
+"""Coarse buckets that tell how bursty a row is: a climb that has begun would look like a burst."""
 
 Past: TypeAlias = tuple[F64, F64, F64]
 """Events, buckets with an event, seconds covered; per row."""
@@ -75,16 +87,17 @@ class Finding:
     usual: float
 
 
-def risk_per_test(budget_per_node_day: float, series_per_node: float, tests: int) -> float:
-    """Risk of one test so that a node's expected false findings stay within the budget: it is divided by the number of series of a node,
-    the evaluations of a day and the tests of an evaluation. Tests of neighbouring minutes nearly repeat each other, so this is generous.
+def risk_per_test(budget_per_node_day: float, series_per_node: float, bucket_s: int, tests: int) -> float:
+    """Risk of one test so that a node's expected false findings stay within the budget: it is divided by the bases of time, the series of a
+    node, the evaluations of a day and the tests of an evaluation. Tests of neighbouring buckets nearly repeat each other, so the sum is
+    generous.
 
     Examples
     --------
-    >>> f"{risk_per_test(1e-3, 100, 2):.1e}"
-    '3.5e-09'
+    >>> f"{risk_per_test(1e-3, 100, 60, 2):.1e}"
+    '1.7e-09'
     """
-    return budget_per_node_day / (max(1.0, series_per_node) * EVALUATIONS_PER_DAY * tests)
+    return budget_per_node_day / (len(BASES) * max(1.0, series_per_node) * 86_400 / bucket_s * tests)
 
 
 def trends(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horizon_s: float) -> list[Finding]:
@@ -93,11 +106,13 @@ def trends(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horiz
     oriented = -1.0 if panel.row.falling else 1.0
     level = oriented * median_of_known(panel.fine[:, -5:].T)
     away = _distance(panel, level, groups, oriented)
-    for number, (ring, length) in enumerate(WINDOWS):
+    for number, (ring, length) in enumerate(BASES[panel.bucket_s].trends):
         values = oriented * (panel.fine if ring == "fine" else panel.coarse)[:, -length:].astype(np.float64)
         if ring == "coarse" and panel.bucket % RATIO:
             continue
-        for finding in _window(panel, groups, number, values, away, BUCKET_S * (1 if ring == "fine" else RATIO), risk):
+        for finding in _window(
+            panel, groups, number, values, away, panel.bucket_s * (1 if ring == "fine" else RATIO), risk
+        ):
             if finding.time_s <= horizon_s and finding.strength > (
                 found[finding.row].strength if finding.row in found else 0.0
             ):
@@ -111,7 +126,7 @@ def counts(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horiz
     found = []
     for row in busy.tolist():
         group = next((rows for rows in groups if row in rows), np.array([row]))
-        strength = max(_count_strength(panel, row, group, window, risk) for window in COUNT_WINDOWS)
+        strength = max(_count_strength(panel, row, group, window, risk) for window in BASES[panel.bucket_s].counts)
         if strength >= 1.0:
             finding = _towards_limit(panel, row, strength)
             if finding is not None and finding.time_s <= horizon_s:
@@ -134,6 +149,8 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
     steady = (largest_jump(values[rows]) <= _STEP_SHARE * moves[rows]) & (late >= _LATE_SHARE * slope[rows])
     rows, rise = rows[steady], np.maximum(late[steady], 1e-12)
     time_s = np.maximum(away[rows], 0.0) / rise * bucket_s
+    deviations = line * _TAIL_MARGIN
+    panel.remember(number, own, np.where(np.isfinite(usual), line * usual, np.inf), deviations)
     learnt = np.where(np.nan_to_num(z) >= line / 2, np.nan, own)
     panel.follow(number, learnt, length)
     reach_s = _REACH_WINDOWS * length * bucket_s
@@ -179,11 +196,11 @@ def _busy(panel: Panel) -> NDArray[np.int64]:
     rows = np.flatnonzero(np.nansum(panel.fine, axis=1) >= 3)
     fine, coarse = panel.fine[rows], panel.coarse[rows, : COARSE - FINE // RATIO - 1]
     unlikely = np.zeros(len(rows), dtype=np.bool_)
-    for window in COUNT_WINDOWS:
+    for window in BASES[panel.bucket_s].counts:
         now, before = fine[:, -window:], fine[:, :-window]
         past = np.nansum(before, axis=1) + np.nansum(coarse, axis=1)
-        past_s = (np.isfinite(before).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * BUCKET_S
-        events, now_s = np.nansum(now, axis=1), np.isfinite(now).sum(axis=1) * BUCKET_S
+        past_s = (np.isfinite(before).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * panel.bucket_s
+        events, now_s = np.nansum(now, axis=1), np.isfinite(now).sum(axis=1) * panel.bucket_s
         unlikely |= (events >= 3) & (excess_p(events, now_s, past, past_s) <= _OWN_RISK)
     return np.asarray(rows[unlikely])
 
@@ -197,13 +214,13 @@ def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: in
     past, others = _past(panel, np.array([row]), window), _past(panel, group[group != row], FINE)
     if not others[2].sum():
         others = _past(panel, group[group != row], 0)
-    spread = max(1.0, float(dispersion(panel.coarse[row : row + 1, :-4])[0]), _peer_dispersion(panel, group))
+    spread = max(1.0, float(dispersion(panel.coarse[row : row + 1, :_OLDER])[0]), _peer_dispersion(panel, group))
     recent = panel.fine[row, -window:]
-    recent_s = float(np.isfinite(recent).sum() * BUCKET_S)
+    recent_s = float(np.isfinite(recent).sum() * panel.bucket_s)
     events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
     active = (float((np.nan_to_num(recent) > 0).sum()), past[1], others[1])
     worst = 0.0
-    share = (past[1].sum() + others[1].sum()) * BUCKET_S / max(1.0, past[2].sum() + others[2].sum())
+    share = (past[1].sum() + others[1].sum()) * panel.bucket_s / max(1.0, past[2].sum() + others[2].sum())
     for now, own, peers in (events, active) if share < _OFTEN else (events,):
         shape, exposure_s = gamma_of_rates(peers, others[2])
         if _p(now, recent_s, float(own[0]), float(past[2][0])) > _OWN_RISK:
@@ -224,33 +241,35 @@ def _past(panel: Panel, rows: NDArray[np.int64], recent: int) -> Past:
     events = np.nansum(fine, axis=1) + np.nansum(coarse, axis=1)
     often = RATIO * (1.0 - np.exp(-np.nan_to_num(coarse) / RATIO))
     active = (np.nan_to_num(fine) > 0).sum(axis=1) + often.sum(axis=1)
-    seconds = (np.isfinite(fine).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * float(BUCKET_S)
+    seconds = (np.isfinite(fine).sum(axis=1) + RATIO * np.isfinite(coarse).sum(axis=1)) * float(panel.bucket_s)
     return events, active, seconds
 
 
 def _peer_dispersion(panel: Panel, rows: NDArray[np.int64]) -> float:
     if not len(rows):
         return 1.0
-    each = dispersion(panel.coarse[rows])
+    each = dispersion(panel.coarse[rows, :_OLDER])
     busy = np.nansum(panel.coarse[rows], axis=1) >= 5
     return float(np.median(each[busy])) if busy.any() else 1.0
 
 
 def _towards_limit(panel: Panel, row: int, strength: float) -> Finding | None:
     recent = panel.fine[row].astype(np.float64)
-    per_h = 3600.0 / BUCKET_S
+    per_h = 3600.0 / panel.bucket_s
     if panel.row.law is Law.TOTAL:
         rate_per_h = float(np.nansum(recent)) / max(np.isfinite(recent).sum(), 1) * per_h
         left = max(0.0, panel.row.limit - float(panel.raw[row]))
-        return Finding(row, left / rate_per_h * 3600.0, strength, FINE * BUCKET_S, rate_per_h, _usual_rate(panel, row))
+        return Finding(
+            row, left / rate_per_h * 3600.0, strength, FINE * panel.bucket_s, rate_per_h, _usual_rate(panel, row)
+        )
     trend = growth(recent)
     now_per_h = trend.now * per_h
     if now_per_h >= panel.row.limit and trend.rate > 0:
-        return Finding(row, 0.0, strength, FINE * BUCKET_S, now_per_h, _usual_rate(panel, row))
+        return Finding(row, 0.0, strength, FINE * panel.bucket_s, now_per_h, _usual_rate(panel, row))
     if trend.z < _GROWTH_Z or trend.rate <= 0:
         return None
-    time_s = float(np.log(panel.row.limit / max(now_per_h, 1e-9)) / trend.rate) * BUCKET_S
-    return Finding(row, max(0.0, time_s), strength, FINE * BUCKET_S, now_per_h, _usual_rate(panel, row))
+    time_s = float(np.log(panel.row.limit / max(now_per_h, 1e-9)) / trend.rate) * panel.bucket_s
+    return Finding(row, max(0.0, time_s), strength, FINE * panel.bucket_s, now_per_h, _usual_rate(panel, row))
 
 
 def _usual_rate(panel: Panel, row: int) -> float:

@@ -1,4 +1,5 @@
-"""The last hour by the minute and the last day by the quarter of an hour of every series that may foretell something."""
+"""What every series that may foretell something did lately: the last hour by the minute and the last day by the quarter of an hour, and
+where ticks come often enough the last ten minutes by ten seconds and four hours by 150."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ from detectors.state import Array
 
 FINE, COARSE, RATIO = 60, 96, 15
 """Buckets kept of each kind, and fine buckets in a coarse one."""
-BUCKET_S = 60
+SLOW_S, QUICK_S = 60, 10
+"""Fine buckets of the two bases of time."""
 BACK_BUCKETS = 5
 """A grid that goes farther back than this is a new grid; less is a late tick."""
 _FORGET_BUCKETS = 24 * 60
+_HEALTHY_SHARE = 0.8
+"""A move that came back by itself is healthy: after it, one like it is this share of what would be news."""
 _SLOPE_PACE, _SETTLED_BUCKETS = 0.01, 30
 _ROW_ARRAYS = (
     "total", "weight", "load", "last", "raw", "fine", "coarse", "usual", "seen", "mean_load", "smooth_load", "quick_load", "quick_level",
-    "streak", "calm", "since_ns", "absent",
+    "peak", "streak", "calm", "since_ns", "absent",
 )  # fmt: skip
 
 
@@ -43,6 +47,7 @@ class Panel(msgspec.Struct):
     family: str
     metric: str
     windows: int
+    bucket_s: int = SLOW_S
     bucket: int = -1
     entities: list[tuple[str, str]] = []
     total: Array = msgspec.field(default_factory=lambda: _zero(0))
@@ -54,6 +59,7 @@ class Panel(msgspec.Struct):
     coarse: Array = msgspec.field(default_factory=lambda: _nan(0, COARSE))
     usual: Array = msgspec.field(default_factory=lambda: _zero(0, 0))
     seen: Array = msgspec.field(default_factory=lambda: _zero(0, 0))
+    peak: Array = msgspec.field(default_factory=lambda: _zero(0, 0))
     pooled: Array = msgspec.field(default_factory=lambda: _zero(0))
     pooled_seen: Array = msgspec.field(default_factory=lambda: _zero(0))
     mean_load: Array = msgspec.field(default_factory=lambda: _zero(0))
@@ -110,6 +116,14 @@ class Panel(msgspec.Struct):
         self.total[:], self.weight[:], self.load[:] = 0.0, 0.0, 0.0
         self._forget()
         return True
+
+    def remember(self, window: int, moves: F64, line: F64, deviations: float) -> None:
+        """Note moves beyond half of what would be news (`line`, that many usual `deviations`); those that came back were healthy."""
+        high, peak = np.nan_to_num(moves) >= line / 2, self.peak[:, window]
+        back = (peak > 0) & np.isfinite(moves) & ~high
+        raised = peak / (_HEALTHY_SHARE * deviations)
+        self.usual[:, window] = np.where(back, np.maximum(self.usual[:, window], raised), self.usual[:, window])
+        self.peak[:, window] = np.where(high, np.maximum(peak, np.nan_to_num(moves)), np.where(back, 0.0, peak))
 
     def follow(self, window: int, moves: F64, length: int) -> None:
         """Learn how far levels move in health over a window of `length` buckets; one that moves far counts for no more than three usual."""
@@ -239,7 +253,7 @@ class Panel(msgspec.Struct):
             np.vstack([self.fine, _nan(count, FINE)]),
             np.vstack([self.coarse, _nan(count, COARSE)]),
         )
-        for name in ("usual", "seen"):
+        for name in ("usual", "seen", "peak"):
             wide = getattr(self, name).reshape(-1, self.windows)
             setattr(self, name, np.vstack([wide, np.zeros((count, self.windows))]))
         if not len(self.pooled):

@@ -1,7 +1,7 @@
 """Fleets out of random numbers for trends: hours of health with all its slow drifts, and precursors that end in a failure or stall.
 
-One frame a minute. Health has what looks like trends and is none: days and nights, jobs that stop and warm up again, checkpoints that fill
-and are swept, steps to a new level, weak parts with a steady trickle or bursts of errors, drifts that stop by themselves.
+One frame a minute, or more often. Health has what looks like trends and is none: days and nights, jobs that stop and warm up again,
+checkpoints that fill and are swept, steps to a new level, weak parts with a steady trickle or bursts of errors, drifts that stop.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Fleet:
     ----------
     nuisance
         Scale of healthy oddities (steps, weak parts, drifts) per node-day.
+    tick_s
+        Seconds between frames; noise moves a little faster when it is short.
     """
 
     nodes: int = 16
@@ -98,6 +100,7 @@ class Fleet:
     seed: int = 0
     precursors: tuple[Precursor, ...] = ()
     nuisance: float = 1.0
+    tick_s: int = TICK_S
     _rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,12 +125,12 @@ class Fleet:
         )
 
     def frames(self, minutes: int) -> Iterator[Frame]:
-        """One frame a minute."""
+        """`minutes` of frames, one every `tick_s`."""
         present, nodes = np.ones(self.nodes, dtype=np.bool_), tuple(node_name(n) for n in range(self.nodes))
-        for minute in range(minutes):
-            at_s = float(minute * TICK_S)
+        for number in range(minutes * 60 // self.tick_s):
+            at_s = float(number * self.tick_s)
             at_ns = START_NS + int(at_s) * NS_PER_S
-            tick = AlignedTick(at_ns, TICK_S * 1000, nodes, present, self._families(at_s))
+            tick = AlignedTick(at_ns, self.tick_s * 1000, nodes, present, self._families(at_s))
             yield Frame(at_ns, (tick,), (), (), self._topology)
 
     def _families(self, at_s: float) -> dict[str, FamilyMatrix]:
@@ -143,7 +146,7 @@ class Fleet:
         return {name: self._matrix(name, table) for name, table in columns.items()}
 
     def _oddities(self, at_s: float) -> None:
-        rng, chance = self._rng, self.nuisance * TICK_S / 86400.0
+        rng, chance = self._rng, self.nuisance * self.tick_s / 86400.0
         many = (self.nodes, self.gpus)
         self._stepped += np.where(rng.random(many) < 0.05 * chance, rng.uniform(-6, 6, many), 0.0)
         self._rate_h["ecc"] = np.where(rng.random(many) < 0.01 * chance, 20.0, self._rate_h["ecc"])
@@ -156,9 +159,9 @@ class Fleet:
 
     def _load(self, at_s: float) -> F64:
         idle = at_s < self._idle_until_s
-        self._age_s = 0.0 if idle else self._age_s + TICK_S
+        self._age_s = 0.0 if idle else self._age_s + self.tick_s
         power = (0.15 if idle else 0.85) + 0.03 * self._ar["power"]
-        self._heat += (power - self._heat) * (1.0 - math.exp(-TICK_S / 120.0))
+        self._heat += (power - self._heat) * (1.0 - math.exp(-self.tick_s / 120.0))
         return np.asarray(power)
 
     def _drifts(self, at_s: float) -> F64:
@@ -166,8 +169,8 @@ class Fleet:
         return np.asarray(np.clip((at_s - began) / np.maximum(lasts, 1.0), 0.0, 1.0) * size)
 
     def _events(self, name: str, burst: float = 1.0) -> F64:
-        number = self._rng.poisson(self._rate_h[name] / burst * TICK_S / 3600.0).astype(np.float64)
-        return np.asarray(number * (self._rng.geometric(1.0 / burst, number.shape) if burst > 1 else 1.0) / TICK_S)
+        number = self._rng.poisson(self._rate_h[name] / burst * self.tick_s / 3600.0).astype(np.float64)
+        return np.asarray(number * (self._rng.geometric(1.0 / burst, number.shape) if burst > 1 else 1.0) / self.tick_s)
 
     def _gpu(self, load: F64, at_s: float) -> dict[str, F64]:
         day = 1.5 * math.sin(2 * math.pi * at_s / 86400.0 + self.seed)
@@ -180,7 +183,7 @@ class Fleet:
             + self._stepped
             + self._drifts(at_s)
         )
-        self._remapped += self._rng.poisson(self._rate_h["remap"] * TICK_S / 3600.0)
+        self._remapped += self._rng.poisson(self._rate_h["remap"] * self.tick_s / 3600.0)
         return {"power_w": 700 * load, "temp_c": temp, "memory_temp_c": temp + 9 + 0.3 * self._ar["mem"],
                 "ecc_correctable_per_s": self._events("ecc", 8.0), "pcie_replay_per_s": self._events("replay"),
                 "nvlink_crc_errors_per_s": self._events("crc", 3.0), "remapped_rows_correctable": self._remapped.copy()}  # fmt: skip
@@ -200,14 +203,14 @@ class Fleet:
         }
 
     def _board(self, load: F64, at_s: float) -> dict[str, F64]:
-        self._disk += np.where((at_s // TICK_S) % 30 == 0, 0.01, 0.0)
+        self._disk += np.where(at_s % 1800 < self.tick_s, 0.01, 0.0)
         self._disk = np.where(self._disk > 0.7, self._disk - 0.25, self._disk)
         fan = 0.3 + 0.3 * _first(self._heat) + 0.01 * _first(self._ar["fan"]) + 0.03 * _first(self._offset["fan"])
         return {"dimm_correctable_per_s": self._events("dimm", 4.0), "server_power_w": 1500 + 5600 * load.mean(axis=1, keepdims=True),
                 "fan_ratio": fan, "disk_used_ratio": self._disk[:, None].copy(), "nvme_spare_ratio": np.ones((self.nodes, 1))}  # fmt: skip
 
     def _host(self, at_s: float) -> dict[str, F64]:
-        saving = (at_s // TICK_S) % 30 < 2
+        saving = at_s % 1800 < 120
         grown = 0.15 * (1.0 - math.exp(-self._age_s / 3600.0))
         free = 0.75 - grown - (0.1 if saving else 0.0) + 0.01 * self._ar["mem"][:, :1]
         return {"mem_available_ratio": free, "run_dir_free_bytes": np.full((self.nodes, 1), 5e11)}
@@ -216,7 +219,7 @@ class Fleet:
         strength = precursor.strength(at_s)
         place = (precursor.node, precursor.device % column.shape[1])
         if kind.counts:
-            column[place] += self._rng.poisson(strength * kind.limit * TICK_S / 3600.0) / TICK_S
+            column[place] += self._rng.poisson(strength * kind.limit * self.tick_s / 3600.0) / self.tick_s
         elif kind.decades:
             column[place] *= 10.0 ** (strength * (kind.limit + 0.1))
         else:
