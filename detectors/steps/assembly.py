@@ -35,12 +35,16 @@ class JointStep(msgspec.Struct):
 
 
 class Assembly(msgspec.Struct):
-    """Open steps of one job. A step closes when every rank reported it, or 3 s after it was first heard of."""
+    """Open steps of one job. A step closes when every rank reported it or a later one, or 3 s after it was first heard of.
+
+    `newest` is the last step that each rank reported, -1 for none.
+    """
 
     job: str
     attempt: int = -1
     world: int = 0
     nodes: list[str] = []
+    newest: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     open_steps: dict[int, JointStep] = {}
     closed_up_to: int = -1
     last_heard_ns: int = 0
@@ -71,6 +75,7 @@ class Assembly(msgspec.Struct):
             joint = self.open_steps[step]
             due = (
                 joint.seen >= self.world
+                or (self.newest[np.isnan(joint.values[DURATION])] > step).all()
                 or now_ns - joint.heard_at_ns > _LATENESS_NS
                 or len(self.open_steps) > _MAX_PENDING
             )
@@ -83,16 +88,19 @@ class Assembly(msgspec.Struct):
     def _restart(self, attempt: int, world: int) -> None:
         self.attempt, self.world = attempt, world
         self.nodes = [""] * world
+        self.newest = np.full(world, -1, dtype=np.int64)
         self.open_steps, self.closed_up_to = {}, -1
 
     def _fill(self, table: StepTable, now_ns: int) -> None:
         columns = joint_columns(table)
         if table.one_step and len(table.rows) == self.world and int(table.step[0]) not in self.open_steps:
             step = int(table.step[0])
+            self.newest = np.maximum(self.newest, step)
             if step > self.closed_up_to:
                 self.open_steps[step] = _whole(step, table, columns, now_ns)
             return
         fits = (table.step > self.closed_up_to) & (table.rank >= 0) & (table.rank < self.world)
+        np.maximum.at(self.newest, table.rank[fits], table.step[fits])
         for step, rows in rows_by_step(table.step, fits):
             joint = self.open_steps.get(step)
             if joint is None:

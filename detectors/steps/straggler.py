@@ -46,11 +46,11 @@ class StragglerSettings:
     skip_s: float = option(30.0, "but no more than two once the attempt has made steps for so long")
     warm_blocks: int = option(10, "blocks to learn from before anybody can be blamed")
     forgetting: float = option(0.03, "weight of a block in the usual place of each rank, once that is learnt")
-    alarm_score: float = option(16.0, "height of the change-point sum (in scales, after allowance) that blames")
+    alarm_score: float = option(12.0, "height of the change-point sum (in scales, after allowance) that blames")
     allowance: float = option(1.25, "scales above its usual place that a rank may lie without adding to the sum")
     least_s: float = option(5.0, "a slow stretch shorter than this is a hiccup")
     least_blocks: int = option(4, "and so is one of fewer blocks")
-    least_share: float = option(0.065, "share of the step of the job that the rank must cost before it matters")
+    least_share: float = option(0.055, "share of the step of the job that the rank must cost before it matters")
     steady_share: float = option(
         0.7, "share of the blocks of the stretch that must show it: two bad ones around a calm are no slow rank"
     )
