@@ -266,7 +266,7 @@ class Lines:
         np.divide(unexplained, spread, out=height)
         points = self._points(at, height, known, two, scores is not None)
         np.clip(height, np.float32(-CLIP), np.float32(CLIP), out=one)
-        statistic = state.shifts.step(at, one, known, clipped, two)
+        statistic = state.shifts.step(at, one, known, state.age[at], clipped, two)
         far = state.shifts.beyond(at, statistic, _SHIFT_RISK * self.settings.risk, two)
         self._drifting.append(np.flatnonzero(far) + at.start * values.shape[1])
         if scores is not None:

@@ -19,8 +19,9 @@ from detectors.state import Array
 SLACK = 0.5
 """Drift of the walk in spreads per tick: half the smallest shift that is worth finding soon."""
 _PRIOR_MEAN, _LEAST_MEAN = 2.0, 0.75
-_GAIN = np.float32(0.004)
-_WINSOR = np.float32(6.0)
+_GAIN, _YOUNG_TICKS = np.float32(0.001), np.float32(20.0)
+_WINSOR = np.float32(3.0)
+"""A statistic counts as at most three usual ones: a shift must not pass for usual while it is found."""
 _MOST = np.float32(128.0)
 """The walk goes no further, so that it comes back soon after a long shift."""
 LN10 = float(np.log(10.0))
@@ -39,8 +40,11 @@ class Shifts(msgspec.Struct):
         """Statistics of series of which nothing is known yet."""
         return cls(np.zeros((2, rows, columns), np.float32), np.full((rows, columns), _PRIOR_MEAN, np.float32))
 
-    def step(self, at: slice, standard: F32, known: F32 | None, out: F32, scratch: F32) -> F32:
-        """Take a tick of standardised residuals (0 where not known) into rows `at`; the larger statistic goes into `out`."""
+    def step(self, at: slice, standard: F32, known: F32 | None, age: F32, out: F32, scratch: F32) -> F32:
+        """Take a tick of standardised residuals (0 where not known) into rows `at`; the larger statistic goes into `out`.
+
+        `age` is that of each row in ticks: the usual statistic of young ones is learnt faster.
+        """
         slack = np.float32(SLACK) if known is None else np.multiply(known, np.float32(SLACK), out=scratch)
         up, down, mean = self.walk[0, at], self.walk[1, at], self.mean[at]
         np.add(up, standard, out=up)
@@ -52,7 +56,7 @@ class Shifts(msgspec.Struct):
         np.maximum(up, down, out=out)
         np.minimum(out, np.multiply(mean, _WINSOR, out=scratch), out=scratch)
         np.subtract(scratch, mean, out=scratch)
-        np.multiply(scratch, _GAIN, out=scratch)
+        np.multiply(scratch, np.maximum(_GAIN, 1.0 / (age + _YOUNG_TICKS))[:, None], out=scratch)
         np.add(mean, scratch, out=mean)
         np.maximum(mean, np.float32(_LEAST_MEAN), out=mean)
         return out

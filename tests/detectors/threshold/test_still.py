@@ -1,0 +1,134 @@
+"""Stuck, missing and reset series; the season and windows of single series."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.threshold import season, single, subsequence
+from detectors.threshold.still import LOOK_EVERY, Broken, Stillness
+
+RISK = 1e-9
+
+
+def looked(values: np.ndarray) -> list[Broken]:
+    """One look at all series per row of ticks × series."""
+    still = Stillness.of(values.shape[1], 1)
+    return [still.step(row.reshape(-1, 1).astype(np.float32), RISK, slice(0, values.shape[1])) for row in values]
+
+
+def moving(ticks: int, series: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(5.0, 1.0, (ticks, series))
+
+
+def test_series_that_always_moved_and_stands_still_is_stuck() -> None:
+    values = moving(120, 3)
+    values[90:, 1] = values[90, 1]
+    found = looked(values)
+    assert found[-1].stuck.tolist() == [[1, 0]]
+    assert not any(len(broken.stuck) for broken in found[:95])
+    assert found[-1].stuck_score[0] > 9
+
+
+def test_series_that_never_moves_is_not_stuck() -> None:
+    values = moving(400, 2)
+    values[:, 0] = 0.5
+    assert not any(len(broken.stuck) for broken in looked(values))
+
+
+def test_series_sampled_more_slowly_than_looked_at_is_not_stuck() -> None:
+    values = np.repeat(moving(60, 1), 6, axis=0)
+    assert not any(len(broken.stuck) for broken in looked(values))
+
+
+def test_series_that_stops_is_absent_and_one_that_often_pauses_is_not() -> None:
+    values = moving(400, 2)
+    values[::2, 1] = np.nan
+    values[380:] = np.nan
+    found = looked(values)
+    assert found[-1].absent.tolist() == [[0, 0]]
+
+
+def test_counter_that_jumps_back_is_reset_and_a_gauge_that_falls_is_not() -> None:
+    values = np.column_stack([np.cumsum(np.arange(100.0)), moving(100, 1)[:, 0] + 50])
+    values[80:, 0] -= values[80, 0] - 3.0
+    values[80:, 1] = 1.0
+    found = looked(values)
+    assert [tick for tick, broken in enumerate(found) if len(broken.reset)] == [80]
+    assert found[80].reset.tolist() == [[0, 0]]
+
+
+def test_every_row_is_looked_at_once_a_round() -> None:
+    still = Stillness.of(10, 1)
+    rows = [row for tick in range(LOOK_EVERY) for row in range(*still.due(tick).indices(10))]
+    assert sorted(rows) == list(range(10))
+
+
+def test_rows_kept_and_added_keep_what_is_known() -> None:
+    still = Stillness.of(2, 1)
+    still.step(np.array([[1.0], [2.0]], np.float32), RISK, slice(0, 2))
+    grown = still.grown(3, 2)
+    assert grown.last[:2, 0].tolist() == [1.0, 2.0]
+    assert np.isnan(grown.last[2]).all()
+    assert grown.kept(np.array([False, True, False])).last[:, 0].tolist() == [2.0]
+
+
+# --- single series --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", [30, 144])
+def test_period_is_found_in_noise(period: int) -> None:
+    rng = np.random.default_rng(0)
+    values = np.sin(np.arange(8 * period) * 2 * np.pi / period) + rng.normal(0, 0.3, 8 * period)
+    assert season.find_period(values) % period in {0, 1, period - 1}
+
+
+def test_noise_and_constants_have_no_period() -> None:
+    assert season.find_period(np.random.default_rng(0).normal(size=500)) == 0
+    assert season.find_period(np.ones(500)) == 0
+
+
+def daily(days: int = 14) -> np.ndarray:
+    rows = days * 96
+    shape = np.clip(np.sin(np.arange(rows) * 2 * np.pi / 96), 0, None)
+    return 50 + 30 * shape + np.random.default_rng(1).normal(0, 1, rows)
+
+
+def test_day_without_its_peak_is_far_from_its_season_though_no_value_is_extreme() -> None:
+    values = daily()
+    values[960:1056] = 50.0
+    far = season.seasonal_distance(values, 300)
+    peak = slice(960 + 15 - 300, 960 + 33 - 300)
+    assert far[peak].min() > 10
+    assert np.median(far[:600]) < 2
+
+
+def test_new_shape_is_far_from_past_windows() -> None:
+    values = daily()
+    values[1000:1040] += np.tile([15.0, -15.0], 20)
+    far = subsequence.window_distance(values, 300, 24)
+    assert far[705:735].min() > 2 * np.quantile(far[:690], 0.99)
+
+
+@pytest.mark.parametrize("score", [single.region_scores, single.event_scores])
+def test_scores_use_no_later_rows(score: object) -> None:
+    assert callable(score)
+    values = daily(8)
+    whole = score(values, 200)
+    for cut in (355, 600):
+        np.testing.assert_allclose(score(values[:cut], 200), whole[: cut - 200], rtol=1e-9, atol=1e-12)
+    assert np.isfinite(whole).all()
+
+
+def test_event_is_reported_once_and_early() -> None:
+    values = daily()
+    values[1100:1130] += 60.0
+    scores = single.event_scores(values, 300)
+    top = int(np.argmax(scores))
+    assert 800 <= top < 815
+    assert (scores[820:900] == 0).mean() > 0.9
+
+
+def test_too_short_a_history_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows of history"):
+        single.region_scores(np.arange(50.0), 5)
