@@ -32,6 +32,7 @@ HARMLESS_PER_NODE_S = 1 / 600.0
 XID_CHANCE = 1e-3
 """Share of harmless lines that are a user's own Xid 43: on a node without a job it hurts nobody."""
 
+SAVED_BYTES = 13_000_000_000
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={step}, OpType=ALLREDUCE, Timeout(ms)=600000)"
 
 
@@ -89,6 +90,29 @@ class Chatter:
         for rank in range(run.grid.world):
             if rank not in dead:
                 yield self._exit(restart.from_s, run.grid, rank, 0 if restart.planned else -15, restart.attempt - 1)
+
+    def of_step(self, run: JobRun, past: Past, fails: bool) -> Iterator[Log]:
+        """What the first rank's hook says of saving and restoring."""
+        took_s = past.end - past.finish
+        if took_s > 0 and not fails:
+            found = {"where": "disk", "stall_ms": f"{1000 * took_s:.0f}", "bytes": str(SAVED_BYTES)}
+            yield self._hook(run.grid, past.end, "save_ok", past.number, found, past.attempt)
+        if past.phase == "first":
+            yield self._hook(run.grid, past.begin, "restored", past.number, {"where": "disk"}, past.attempt)
+
+    @staticmethod
+    def _hook(grid: Grid, at_s: float, code: str, step: int, found: dict[str, str], attempt: int) -> Log:
+        attributes = {"step": str(step), "rank": "0", **found}
+        event = LogEvent(
+            source="hook",
+            code=code,
+            line=f"{code} at step {step}",
+            attributes=attributes,
+            job=grid.name,
+            attempt=attempt,
+            rank=0,
+        )
+        return Log(at_s, grid.first_node, event)
 
     @staticmethod
     def _already_dead(run: JobRun) -> set[int]:

@@ -54,6 +54,7 @@ DRIVERS: dict[str, Driver] = {
         Driver("lengths", "job", 0.0, "extra spread of batch lengths"),
         Driver("experts", "job", 0.0, "extra spread of expert load"),
         Driver("checkpoint", "job", 1.0, "time that a checkpoint takes"),
+        Driver("save_fails", "job", 0.0, "1: checkpoints are not written"),
         Driver("job_pause_s", "job", 0.0, "mean of a stall that strikes one random rank in each step"),
         Driver("loss_factor", "job", 1.0, "loss and gradient norm"),
         Driver("diverged", "gpu", 0.0, "1: a replica computes wrong results"),

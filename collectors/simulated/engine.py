@@ -92,7 +92,7 @@ class Simulator:
         values = self._values(number, begin, load)
         interval = Interval(
             number, end, values, [s for run, pasts in zip(self.jobs, ended, strict=True) for s in map(self._steps_of(run), pasts)],
-            list(self._logs(number, begin, end)), self._heard(number), self.drivers["silent"] > 0, self.drivers["late_s"].copy(),
+            list(self._logs(number, begin, end, ended)), self._heard(number), self.drivers["silent"] > 0, self.drivers["late_s"].copy(),
             self._offset_ms + self.drivers["skew_ms"], np.array([run.attempt for run in self.jobs], dtype=np.int64),
             [run.grid.index for run in self.jobs if run.restarts and begin <= run.restarts[-1].to_s < end],
         )  # fmt: skip
@@ -212,12 +212,15 @@ class Simulator:
         lost = stream.random(self.layout.size) < MISSING_TICK * self.spec.disorder
         return np.asarray(~lost & (self.drivers["silent"] == 0))
 
-    def _logs(self, number: int, begin: float, end: float) -> Iterator[Log]:
+    def _logs(self, number: int, begin: float, end: float, ended: Sequence[Sequence[Past]]) -> Iterator[Log]:
         yield from self._chatter.harmless(number, begin, end)
         for incident in self.incidents:
             if incident.start_s < end and incident.end_s > begin:
                 yield from self._chatter.of_fault(incident, begin, end, self.jobs)
-        for run in self.jobs:
+        for run, pasts in zip(self.jobs, ended, strict=True):
+            fails = self.drivers["save_fails"][run.grid.index] > 0
+            for past in pasts:
+                yield from self._chatter.of_step(run, past, fails)
             if run.recent and run.recent[-1].halt:
                 yield from self._chatter.of_halt(run, run.recent[-1], begin, end)
             if run.restarts:

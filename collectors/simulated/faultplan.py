@@ -15,6 +15,7 @@ import numpy as np
 from collectors.simulated.faults import kind_named, kinds
 from collectors.simulated.faults.base import FaultClass, FaultKind
 from collectors.simulated.incidents import Incident
+from collectors.simulated.layout import POD_NODES
 from collectors.simulated.noise import Noise
 from collectors.simulated.placement import Placement
 from collectors.simulated.target import Scope, Target, Targets
@@ -109,7 +110,8 @@ class _Planner:
             if any(suits(kind, self._placement, job) for job in target.jobs):
                 return target
         raise UsageError(
-            f"--faults: no job here can show {kind.name}: ask for one with --jobs (stages need pipeline, experts moe)"
+            f"--faults: no job here can show {kind.name}: ask for one with --jobs (stages need pipeline, experts moe, "
+            "a spine more than 32 nodes)"
         )
 
     def _next_stream(self) -> np.random.Generator:
@@ -146,6 +148,8 @@ def suits(kind: FaultKind, placement: Placement, job: int) -> bool:
     grid = placement.grids[job]
     needs = {"stage_imbalance": grid.pp > 1, "expert_imbalance": grid.ep > 1}
     network = kind.scope in (Scope.NIC, Scope.PAIR, Scope.LEAF, Scope.RAIL, Scope.SPINE, Scope.FABRIC)
+    if kind.scope is Scope.SPINE and grid.first_node // POD_NODES == (grid.first_node + grid.nodes - 1) // POD_NODES:
+        return False
     return needs.get(kind.name, True) and (grid.nodes > 1 or not network)
 
 

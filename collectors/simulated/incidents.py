@@ -13,7 +13,10 @@ from collectors.simulated.noise import Bools, Ints
 from collectors.simulated.past import Halt
 from collectors.simulated.placement import Grid
 from collectors.simulated.spec import GPUS
-from collectors.simulated.target import Target
+from collectors.simulated.target import Scope, Target
+
+OUTSIDE = frozenset({Scope.NIC, Scope.PAIR, Scope.LEAF, Scope.RAIL, Scope.SPINE, Scope.FABRIC})
+"""What only jobs of several nodes need."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def culprits(incident: Incident, grid: Grid) -> Bools:
 
 
 def _only_network(incident: Incident) -> bool:
-    return incident.kind.stop is Stop.NETWORK and incident.target.scope not in ("job",)
+    return incident.kind.stop is Stop.NETWORK and incident.target.scope in OUTSIDE
 
 
 def _cuts(incident: Incident) -> list[tuple[float, float]]:

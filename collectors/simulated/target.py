@@ -37,10 +37,7 @@ SHARED = frozenset({Scope.RACK, Scope.PDU, Scope.ZONE, Scope.LEAF, Scope.RAIL, S
 
 @dataclass(frozen=True)
 class Target:
-    """A thing struck. `gpus` and `ports` are (node, place) index pairs, `probes` (node, peer) pairs whose way leads over it.
-
-    `links` are the ports whose bandwidth it governs, wider than `ports` for a spine, where a port loses only a share.
-    """
+    """A thing struck. `gpus` and `ports` are (node, place) index pairs, `probes` (node, peer) pairs whose way leads over it."""
 
     scope: Scope
     name: str
@@ -61,7 +58,7 @@ class Targets:
         self._index = {name: i for i, name in enumerate(layout.names)}
 
     def named(self, scope: Scope, name: str) -> Target:
-        """The thing called `name`; a job, where it fits the scope (its first node, GPU...), stands for a member.
+        """The thing called `name`.
 
         Raises
         ------
@@ -103,8 +100,20 @@ class Targets:
         nodes, places, rails = self._parts(scope, name)
         if len(nodes) == 0:
             raise KeyError(name)
+        if scope is Scope.SPINE:
+            return self._spine(name, nodes, places, rails)
         return Target(scope, name, nodes, _pairs(nodes, places), _pairs(nodes, rails), self._probes(scope, name, nodes, rails),
                       self._jobs(nodes), _stage(scope, name))  # fmt: skip
+
+    def _spine(self, name: str, nodes: Ints, places: Ints, rails: Ints) -> Target:
+        """A spine carries the probes between pods, and of jobs only those that reach over several."""
+        pod = self._layout.pod
+        jobs = tuple(g.index for g in self._placement.grids if len(np.unique(pod[g.span])) > 1)
+        reaching = np.array(
+            [n for j in jobs for n in np.arange(self._layout.size)[self._placement.grids[j].span]], dtype=np.int64
+        )
+        return Target(Scope.SPINE, name, nodes, _pairs(reaching, places), _pairs(reaching, rails),
+                      self._probes(Scope.SPINE, name, nodes, rails), jobs)  # fmt: skip
 
     def _parts(self, scope: Scope, name: str) -> tuple[Ints, Ints, Ints]:
         """Nodes, GPU places and rails of a name."""

@@ -40,7 +40,7 @@ ROWS = (
                Show("port.module_temp_c", "add", 9.0), Show("nic.symbol_errors_per_s", "count", 20)),
               (Say("link_down", "mlx5_core 0000:{bus}:00.0 {port}: Link down", after_s=-1),), (3, 6, 9), "dB lost at the end", 900, CLIMB,
               stop=Stop.NETWORK, stop_at=0.85, bad_node=True),
-    FaultKind("leaf_congestion", 38, SLOWS, Scope.LEAF, "traffic of others fills a leaf's uplinks", ("nic.ecn_marked_per_s+",
+    FaultKind("leaf_congestion", 38, SLOWS, Scope.LEAF, "traffic of others congests a leaf switch", ("nic.ecn_marked_per_s+",
               "nic.cnp_sent_per_s+", "mesh.rtt_ms+", "steps.duration+"), "reroute or place elsewhere; isolate nobody",
               (Drive("bandwidth", lambda m: 1 - m), Drive("latency_ms", lambda m: 0.4 * m), *_congested(3000)), (), (0.3, 0.6, 0.85),
               "bandwidth lost", 900, rise(20)),

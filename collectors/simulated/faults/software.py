@@ -30,7 +30,7 @@ ROWS = (
               "alert storage, keep the last good checkpoint; no restart", (Drive("checkpoint", lambda m: m),), (), (3, 6, 15),
               "times longer", 2400),
     FaultKind("checkpoint_failing", 47, WARNS, Scope.JOB, "checkpoints cannot be written", ("log:save_failed",),
-              "alert, keep the last good checkpoint", (),
+              "alert, keep the last good checkpoint", (Drive("save_fails", 1),),
               (Say("save_failed", "save of step {step} failed: [Errno 5] Input/output error", "hook", every_s=300),), duration_s=900),
     FaultKind("loss_spike", 48, CORRUPTS, Scope.JOB, "loss and gradient norm jump on all ranks alike", ("steps.loss+",
               "steps.grad_norm_local+"), "roll back, skip the data", (Drive("loss_factor", lambda m: m),), (), (2, 5, 20),

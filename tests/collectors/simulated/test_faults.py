@@ -243,3 +243,13 @@ def test_a_leaf_is_seen_by_its_whole_pod_and_nobody_else(name: str) -> None:
     assert ratio[over].min() > 2.0
     assert ratio[~over].max() < 1.5
     assert TARGETS["leaf"] == incident.target.name
+
+
+def test_a_spine_slows_only_jobs_that_reach_over_several_pods() -> None:
+    run, incident = struck(kinds()["spine_degraded"])
+    assert incident.target.jobs == (3,)
+    window = (START_S + 5, START_S + LASTS_S)
+    for job in range(3):
+        ours, theirs = (r.steps(job, *window) for r in (run, healthy()))
+        assert [s.past.finish for s in ours] == [s.past.finish for s in theirs]
+    assert run.steps(3, *window)[0].past.finish > healthy().steps(3, *window)[0].past.finish

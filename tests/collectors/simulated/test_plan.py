@@ -47,6 +47,15 @@ def test_kinds_can_be_held_out_of_a_mix() -> None:
     assert not {i.kind.name for i in build(SPEC, "mix:80", 6000, out).incidents} & set(out)
 
 
+@pytest.mark.parametrize(
+    "spec", [Spec(nodes=2, seed=1), Spec(nodes=9, seed=2, jobs="1:ddp,1:dense"), Spec(nodes=24, seed=3, rails=1)]
+)
+def test_a_mix_fits_small_clusters_too(spec: Spec) -> None:
+    simulator = build(spec, "mix:12", 300)
+    assert len(simulator.incidents) == 12
+    assert [i.at_s for i in simulator.intervals(40)][-1] == 40
+
+
 def test_every_kind_can_be_drawn_on_a_cluster_that_has_everything() -> None:
     spec = Spec(nodes=80, seed=3, jobs="40:dense,8:pipeline,8:moe,4:ddp")
     found = build(spec, ",".join(kinds()), 4000).incidents

@@ -272,3 +272,16 @@ def test_encoding_is_of_the_arrays_and_changes_nothing() -> None:
 def test_the_truth_must_be_writable(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="choose another file"):
         write_truth(tmp_path / "nowhere" / "x.json", build(SMALL, "none", 5), "none", 5)
+
+
+def test_hooks_tell_of_saves_and_restores() -> None:
+    spec = Spec(nodes=4, seed=2, jobs="2:ddp", light_share=0.0, idle_share=0.0)
+    run_of_job = simulated(spec, "rank_killed@n00001/gpu0:30+20", 500)
+    told = [log.event for i in run_of_job.intervals for log in i.logs if log.event.code in ("save_ok", "restored")]
+    saved = sum(s.past.phase == "checkpoint" for i in run_of_job.intervals for s in i.steps)
+    assert [event.code for event in told].count("save_ok") == saved > 0
+    assert next(event.attempt for event in told if event.code == "restored") == 1
+    failing = simulated(spec, "checkpoint_failing@job-000:5+490", 500)
+    codes = [log.event.code for i in failing.intervals for log in i.logs]
+    assert "save_ok" not in codes
+    assert "save_failed" in codes
