@@ -11,6 +11,7 @@ import pytest
 
 from trainwarden.bus import Bus, Subscriber, connect, decode_or_dead
 from trainwarden.bus import kafka as kafka_bus
+from trainwarden.bus.dead import fitting
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import SystemClock
 from trainwarden.errors import BusError, ConfigError, UnavailableError
@@ -175,3 +176,13 @@ def test_a_broker_that_is_away_for_long_costs_a_publisher_no_memory(monkeypatch:
     with pytest.raises(BusError, match=r"1000 messages were not delivered: .*away"):
         publisher.flush(1.0)
     publisher.flush(1.0)
+
+
+def test_a_dead_letter_fits_a_broker_whatever_is_large_in_it() -> None:
+    large = DeadLetter(topic="t", reason="incident '" + "é" * 900_000, key=b"k" * 900_000, payload=b"p" * 900_000)
+    letter = fitting(large)
+    assert len(encode(letter)) < 400_000
+    assert letter.reason.startswith("incident 'é")
+    assert letter.reason.endswith("(cut from 900000 bytes, key cut from 900000 bytes)")
+    small = DeadLetter(topic="t", reason="r", key=b"k", payload=b"p")
+    assert fitting(small) == small

@@ -12,6 +12,8 @@ from trainwarden.topics import DEAD
 
 KEPT_BYTES = 256 * 1024
 """A poison message is kept up to this size; the reason says when it was cut."""
+KEPT_KEY_BYTES = 4096
+KEPT_REASON = 2000
 
 
 def decode_or_dead(message: Message, publisher: Publisher, cluster: str, clock: Clock) -> Record | None:
@@ -34,9 +36,15 @@ def bury(message: Message, reason: str, publisher: Publisher, cluster: str, cloc
 
 
 def fitting(letter: DeadLetter) -> DeadLetter:
-    """`letter` with its payload cut to what a broker takes beside the header."""
-    size_bytes = len(letter.payload)
-    if size_bytes <= KEPT_BYTES:
+    """`letter` with its payload, key and reason (which may quote both) cut to what a broker takes together."""
+    cuts = [
+        f"{name}cut from {len(value)} bytes"
+        for name, value, most in (("", letter.payload, KEPT_BYTES), ("key ", letter.key, KEPT_KEY_BYTES))
+        if len(value) > most
+    ]
+    if not cuts and len(letter.reason) <= KEPT_REASON:
         return letter
-    reason = f"{letter.reason} (cut from {size_bytes} bytes)"
-    return msgspec.structs.replace(letter, reason=reason, payload=letter.payload[:KEPT_BYTES])
+    reason = letter.reason[:KEPT_REASON] + (f" ({', '.join(cuts)})" if cuts else "")
+    return msgspec.structs.replace(
+        letter, reason=reason, key=letter.key[:KEPT_KEY_BYTES], payload=letter.payload[:KEPT_BYTES]
+    )
