@@ -70,6 +70,10 @@ class MeshSettings:
     subnet_factor: float = option(
         1.3, "probes through one leaf or rail count as raised at so many times their usual round trip"
     )
+    subnet_sure_factor: float = option(
+        3.0,
+        "it is said also while no job is known to suffer, when its raised probes take so many times as long as usual",
+    )
     subnet_floor_ms: float = option(0.03, "and longer than usual by at least so much")
     quiet_s: float = option(6.0, "a slow link or fabric is taken back after so long without a sign of it")
     hold_s: float = option(20.0, "the same for a link that was down or lost probes")
@@ -238,7 +242,7 @@ class MeshLinkDetector(Detector):
             if opinion.kind == "subnet_slow" and opinion.said_ns
         }
         felt = any(pace.ratio() >= settings.suffering_ratio for pace in self._state.paces.values())
-        if raised.sum() < 6 or not (felt or said):
+        if raised.sum() < 6:
             return
         found = blame(self._passed(frame.topology), raised, known, weak=True)
         if not found.fabric:
@@ -286,17 +290,17 @@ class MeshLinkDetector(Detector):
         frame: Frame,
         only: set[str] | None = None,
     ) -> None:
-        """A job gets used to being slow: what was said while it suffered (`only`) stands as long as the probes show it."""
+        """`only`: no job suffers that is known. What was said stands (a job gets used to being slow), and what is unmistakable is said."""
         first_ns = tick.at_ns - self.settings.window_ticks // 2 * NS_PER_S
         for kind, names in (("leaf", found.leaves), ("rail", found.rails)):
             for name in names:
                 place = f"{kind}|{name}"
-                if only is not None and place not in only:
-                    continue
                 mine = self._through(place, frame.topology) & bad
                 known = mine & np.isfinite(typical)
                 value = float(np.median(typical[known])) if known.any() else 0.0
                 usual = float(np.median(np.exp(self._state.pairs.log_base[mine]))) if mine.any() else 0.0
+                if only is not None and place not in only and value < self.settings.subnet_sure_factor * usual:
+                    continue
                 said = f"take {value:.2f} ms (usual {usual:.2f} ms)" if known.any() else "are lost"
                 why = f"probes of {self._hosts(place, mine)} nodes through it {said}, those elsewhere do not"
                 self._support("subnet_slow", place, first_ns, tick.at_ns, value, why)
@@ -337,9 +341,8 @@ class MeshLinkDetector(Detector):
         """A node that loses single probes, or answers some far too late, while the others do not, and while steps stall as they do when
         segments are sent again."""  # fmt: skip
         pairs, settings = self._state.pairs, self.settings
-        stalls = max((len(pace.stalls_ns) for pace in self._state.paces.values()), default=0)
         newest = np.where(left_out, 0.0, pairs.lost[pairs.cursor] + pairs.late[pairs.cursor])
-        if newest.sum() == 0 or stalls < settings.stalls:
+        if newest.sum() == 0 or not any(self._stalls(pace) for pace in self._state.paces.values()):
             return
         parts, slots = self._passed(frame.topology), pairs.recent(RING)
         lost, sent = (pairs.lost + pairs.late)[slots] * ~left_out, pairs.sent[slots] * ~left_out
@@ -365,6 +368,11 @@ class MeshLinkDetector(Detector):
                 float(totals[worst] / probes[worst]),
                 why,
             )
+
+    def _stalls(self, pace: Pace) -> bool:
+        """Whether enough of a job's steps stall; of long steps, of which the window holds few, half are enough."""
+        steps = 1000.0 * self.settings.stall_window_s / max(pace.usual_ms, 1.0)
+        return len(pace.stalls_ns) >= min(self.settings.stalls, max(2.0, 0.5 * steps))
 
     def _loss_risk(self, probed: int) -> float:
         """Less by the number of nodes that are looked at, and by it again: any job's stalls open the question for every node, and a
@@ -412,8 +420,10 @@ class MeshLinkDetector(Detector):
         if opinion.kind not in ("link_slow", "subnet_slow"):
             return False
         kind, _, name = opinion.place.partition("|")
-        facts = topology.attributes(name) if kind == "node" else {}
-        wider = [o for o in self._state.opinions.values() if o.place == _FABRIC or _covers(o.place, facts)]
+        leaf, _, rail = name.rpartition("/")
+        facts = topology.attributes(name) if kind == "node" else {"leaf": leaf, "rail": rail} if leaf else {}
+        others = (o for o in self._state.opinions.values() if o.place != opinion.place)
+        wider = [o for o in others if o.place == _FABRIC or _covers(o.place, facts)]
         return any(other.last_ns >= opinion.last_ns - 3 * NS_PER_S for other in wider)
 
     def _hold_s(self, opinion: Opinion) -> float:

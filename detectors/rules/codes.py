@@ -19,6 +19,7 @@ from trainwarden.records import Entity, EntityKind, LogEvent, Verdict
 from trainwarden.settings import option
 
 _MAX_SAID = 4096
+_MANY_NODES = 5
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,12 @@ class CodeDetector(Detector):
 
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts, places = self._take_back(frame), Places(frame.topology)
-        for event in frame.logs:
-            meaning = meaning_of(event)
-            if meaning is not None and self._is_news(event):
-                verdicts.append(self._say(event, meaning, places))
+        heard = [(event, meaning) for event in frame.logs if (meaning := meaning_of(event)) is not None]
+        shared = _shared([event for event, meaning in heard if meaning.kind == "suspect_code"])
+        for event, meaning in heard:
+            others = shared.get(event.code, set())
+            if self._is_news(event) and (not others or event.node == min(others)):
+                verdicts.append(self._say(event, meaning, places, len(others)))
         return verdicts
 
     @classmethod
@@ -109,11 +112,12 @@ class CodeDetector(Detector):
             self._state.standing.pop(oldest, None)
         return True
 
-    def _say(self, event: LogEvent, meaning: Meaning, places: Places) -> Verdict:
+    def _say(self, event: LogEvent, meaning: Meaning, places: Places, nodes: int) -> Verdict:
         layout, lowest = places.of(event.node, event.job)
         device = device_of(event)
         where = f"{event.node}, device {device}" if device else event.node
         text = f"{where} reported {event.code}: {meaning.clause}"
+        text += f"; so did {nodes - 1} other nodes at once: look for what they share" if nodes else ""
         at_ns = event.observed_at_ns
         line = series_evidence(
             f"log of {event.source or 'the node'}", "event", [at_ns], [float(event.repeat)], note=event.line[:240]
@@ -160,6 +164,14 @@ class CodeDetector(Detector):
             onset_at_ns=standing.first_ns, job=standing.job, attempt=standing.attempt, rank=standing.rank, confidence=0.9,
             text=f"{where}: {standing.code} is taken back", clears=True,
         )  # fmt: skip
+
+
+def _shared(events: list[LogEvent]) -> dict[str, set[str]]:
+    """Codes that many nodes report in one frame, with these nodes: one of them is told, for all."""
+    nodes: dict[str, set[str]] = {}
+    for event in events:
+        nodes.setdefault(event.code, set()).add(event.node)
+    return {code: own for code, own in nodes.items() if len(own) >= _MANY_NODES}
 
 
 def meaning_of(event: LogEvent) -> Meaning | None:

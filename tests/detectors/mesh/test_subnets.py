@@ -78,7 +78,14 @@ def test_a_leaf_a_third_of_a_millisecond_slow_is_named_while_the_job_suffers() -
     assert spoken(verdicts) == [("subnet_slow", "leaf", "leaf3")]
     assert verdicts[0].window_end_ns <= START_NS + 41 * NS_PER_S
     assert verdicts[0].job == "j"
-    assert said(extra, slow_ms=200.0) == [], "nobody suffers, nobody is told"
+
+
+def test_what_no_job_feels_is_said_only_when_it_is_unmistakable() -> None:
+    def extra(more_ms: float) -> Extra:
+        return lambda now, a, b, rail: more_ms if now >= 30 and 3 in (leaf(a), leaf(b)) else 0.0
+
+    assert said(extra(0.12), slow_ms=200.0) == []
+    assert spoken(said(extra(0.5), slow_ms=200.0)) == [("subnet_slow", "leaf", "leaf3")]
 
 
 def test_a_rail_is_named_and_no_leaf() -> None:

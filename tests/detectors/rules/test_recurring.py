@@ -152,3 +152,15 @@ def test_the_driver_takes_its_order_back_for_this_device_only() -> None:
     same = event(9, "n1", "xid:154", "info", pci="0000:3b:00")
     assert [v.clears for v in heard(CodeDetector(), [order, other])] == [False]
     assert [v.clears for v in heard(CodeDetector(), [order, other, same])] == [False, True]
+
+
+def test_a_suspect_code_of_many_nodes_at_once_is_told_once_and_a_fatal_one_of_each() -> None:
+    def at_once(code: str, severity: str, nodes: int) -> list[Verdict]:
+        events = tuple(event(number / 100, f"n{number}", code, severity) for number in range(nodes))
+        return CodeDetector().update(Frame(START_NS, (), (), events, place(40)))
+
+    told = at_once("link_down", "error", 32)
+    assert [v.entity.name for v in told] == ["n0"]
+    assert "so did 31 other nodes" in told[0].text
+    assert len(at_once("link_down", "error", 3)) == 3
+    assert len(at_once("xid:79", "critical", 32)) == 32
