@@ -25,7 +25,7 @@ _OPEN_WEIGHT = 0.2
 _SHIFT_RISK = 1e-3
 """A point has to last for several ticks, a shift does not: its risk is this share of a point's."""
 _SAID, _SILENT = 1, 2
-_SHIFT_WARM = 4
+_SHIFT_WARM = 10
 """Shifts need a place that is surer than points do: this many times the warm-up."""
 _LEVEL_SCORE = float(-np.log10(2.0 * SHARE))
 

@@ -20,6 +20,8 @@ CLIP = 3.0
 _MEAN_DEVIATION_TO_SIGMA = 1.2533
 _YOUNG = 4.0
 _LOAD_GAIN, _RIDGE, _LEAST_LOAD_VARIANCE = 0.01, 0.1, 1e-3
+_SLOPE_TICKS = 50.0
+"""A slope is learnt as if so many ticks had shown none: what the first ticks say of it is mostly noise."""
 _SIZE_FORGOTTEN = 1e-3
 
 F32 = NDArray[np.float32]
@@ -156,9 +158,10 @@ class Places(msgspec.Struct):
         shift = np.nan_to_num(load - self.load_mean[at]).astype(np.float32)
         self.load_seen[at] += np.isfinite(load)
         pace = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + 1.0)).astype(np.float32)
+        slow = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + _SLOPE_TICKS)).astype(np.float32)
         cov = self.cov[at]
-        np.multiply(clipped, (shift * pace)[:, None], out=step)
-        np.multiply(cov, (1.0 - _RIDGE * pace)[:, None].astype(np.float32), out=cov)
+        np.multiply(clipped, (shift * slow)[:, None], out=step)
+        np.multiply(cov, (1.0 - _RIDGE * slow)[:, None].astype(np.float32), out=cov)
         np.add(cov, step, out=cov)
         self.load_var[at] += pace * (shift * shift - self.load_var[at])
         self.load_mean[at] += pace * shift
