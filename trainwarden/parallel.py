@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 DEFAULT_ORDER = "-".join(AXES)
@@ -35,6 +35,11 @@ class ParallelLayout:
 
     axes: tuple[str, ...]
     places: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(set(self.groups("pp")))
 
     def coordinate(self, rank: int, axis: str) -> int:
         """Place of a rank on one axis; 0 on an axis that the job does not have."""

@@ -49,10 +49,11 @@ class Assembly(msgspec.Struct):
     closed_up_to: int = -1
     last_heard_ns: int = 0
 
-    def take(self, table: StepTable, now_ns: int) -> bool:
+    def take(self, table: StepTable, now_ns: int, pipelined: bool = False) -> bool:
         """Take a frame's reports in; True when they began a newer attempt (or a world of another size), and open steps were forgotten.
 
-        Reports of older attempts, repeats and rows of closed steps change nothing.
+        Reports of older attempts, repeats and rows of closed steps change nothing. With `pipelined` a rank's local time is what it says
+        of its own work, see `joint_columns`.
         """
         newest = table.attempts[-1]
         if newest < self.attempt:
@@ -65,7 +66,7 @@ class Assembly(msgspec.Struct):
         if mine.reports:
             self.nodes = mine.nodes_by_rank(self.nodes)
             self.last_heard_ns = now_ns
-            self._fill(mine, now_ns)
+            self._fill(mine, joint_columns(mine, pipelined), now_ns)
         return anew
 
     def close(self, now_ns: int) -> list[JointStep]:
@@ -91,8 +92,7 @@ class Assembly(msgspec.Struct):
         self.newest = np.full(world, -1, dtype=np.int64)
         self.open_steps, self.closed_up_to = {}, -1
 
-    def _fill(self, table: StepTable, now_ns: int) -> None:
-        columns = joint_columns(table)
+    def _fill(self, table: StepTable, columns: JointColumns, now_ns: int) -> None:
         if table.one_step and len(table.rows) == self.world and int(table.step[0]) not in self.open_steps:
             step = int(table.step[0])
             self.newest = np.maximum(self.newest, step)
@@ -127,12 +127,14 @@ class JointColumns(msgspec.Struct):
     plain: Array
 
 
-def joint_columns(table: StepTable) -> JointColumns:
+def joint_columns(table: StepTable, pipelined: bool = False) -> JointColumns:
     """Local time, wait, data, duration and work of each row; made once per table.
 
+    Local is what is left of a step without the wait for the reduction. In a pipeline that would still hold the wait for the neighbouring
+    stages, which all ranks of a replica share: there it is input, forward and backward, where a row says how long they took.
     Work is left out (NaN) where it is the same for all rows that were asked.
     """
-    return table.kept("joint", _joint_columns)
+    return table.kept("pipelined" if pipelined else "joint", _pipelined_columns if pipelined else _joint_columns)
 
 
 def _joint_columns(table: StepTable) -> JointColumns:
@@ -144,6 +146,15 @@ def _joint_columns(table: StepTable) -> JointColumns:
         samples[samples <= 0] = np.nan
     values = np.stack([duration - wait - checkpoint, wait, table.number("data_ms"), duration, samples])
     return JointColumns(values, np.isin(table.phase, PLAIN_PHASES) & (checkpoint == 0.0))
+
+
+def _pipelined_columns(table: StepTable) -> JointColumns:
+    usual = joint_columns(table)
+    busy = np.nan_to_num(usual.values[DATA]) + table.number("forward_ms") + table.number("backward_ms")
+    values = usual.values.copy()
+    values[LOCAL] = np.where(np.isfinite(busy), busy, usual.values[LOCAL])
+    values[WAIT] = usual.values[LOCAL] + usual.values[WAIT] - values[LOCAL]
+    return JointColumns(values, usual.plain)
 
 
 def rows_by_step(steps: NDArray[np.int64], wanted: NDArray[np.bool_]) -> list[tuple[int, NDArray[np.int64]]]:

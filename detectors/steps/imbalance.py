@@ -18,6 +18,7 @@ from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import DURATION, LOCAL, WORK, Assembly, JointStep
 from detectors.steps.examples import parallel_frames
+from detectors.steps.peers import is_pipelined
 from detectors.steps.table import tables_of
 from detectors.synthetic import JOB, Example
 from trainwarden.clock import NS_PER_S
@@ -108,7 +109,7 @@ class ImbalanceDetector(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         for job, table in tables_of(frame).items():
             state = self._state.jobs.setdefault(job, JobState(Assembly(job)))
-            if state.assembly.take(table, frame.now_ns):
+            if state.assembly.take(table, frame.now_ns, is_pipelined(frame.topology.job(job))):
                 _begin(state, self.settings.skip_steps)
         verdicts: list[Verdict] = []
         for job, state in self._state.jobs.items():

@@ -60,6 +60,12 @@ def _median_without_self(values: Floats) -> Floats:
     return np.where(values < at, (at + above) / 2, np.where(values > at, (below + at) / 2, (below + above) / 2))
 
 
+def is_pipelined(layout: JobLayout | None) -> bool:
+    """Whether the job is known to have more than one stage."""
+    parallel = layout.parallel if layout is not None else None
+    return parallel is not None and parallel.stages > 1
+
+
 def peer_groups(layout: JobLayout | None, nodes: list[str]) -> tuple[Groups, bool]:
     """Groups of peers among the ranks of a job, and whether anybody said that they do the same work.
 

@@ -18,7 +18,7 @@ from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps import stalls as singular
 from detectors.steps.assembly import DURATION, MAX_VICTIMS, Assembly, JointStep
 from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold
-from detectors.steps.peers import Floats, Groups, excess_in_groups, peer_groups
+from detectors.steps.peers import Floats, Groups, excess_in_groups, is_pipelined, peer_groups
 from detectors.steps.stalls import Stall
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
@@ -146,7 +146,7 @@ class StragglerDetector(Detector):
         verdicts: list[Verdict] = []
         for job, table in tables_of(frame).items():
             state = self._state.jobs.setdefault(job, JobState(Assembly(job), Usual()))
-            self._take_in(state, table, frame.now_ns)
+            self._take_in(state, table, frame.now_ns, is_pipelined(frame.topology.job(job)))
         for job, state in self._state.jobs.items():
             for step in state.assembly.close(frame.now_ns):
                 verdicts += self._step(state, step, frame.topology.job(job))
@@ -173,8 +173,8 @@ class StragglerDetector(Detector):
         ]:
             del self._state.jobs[job]
 
-    def _take_in(self, state: JobState, table: StepTable, now_ns: int) -> None:
-        if state.assembly.take(table, now_ns):
+    def _take_in(self, state: JobState, table: StepTable, now_ns: int, pipelined: bool) -> None:
+        if state.assembly.take(table, now_ns, pipelined):
             state.to_skip, state.first_step_ns = self.settings.skip_steps, 0
             state.gathered, state.blocks, state.stalls, state.blames, state.slow_since_ns = [], [], [], {}, 0
 

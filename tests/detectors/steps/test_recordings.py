@@ -24,7 +24,7 @@ KINDS = frozenset(kind for name, detector in FOUND.items() if name not in OTHERS
 CONFIG: Config = from_table({"detectors": OTHERS})
 RUNS = real_faults.runs(DATA)
 QUICK = ("sigstop", "kill9", "cpu_throttle", "slow_loader", "slow_loader_intermittent", "nan_grad", "clean1")
-DELAY_S = {"kill9": 2.0, "sigstop": 5.0, "net_loss": 25.0}
+DELAY_S = {"kill9": 2.0, "sigstop": 5.0, "net_loss": 30.0}
 """Bounds of fail-stop faults, and of the one that only probes see; all others are to be named within 15 s."""
 
 
