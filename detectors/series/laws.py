@@ -214,7 +214,7 @@ def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: in
     past, others = _past(panel, np.array([row]), window), _past(panel, group[group != row], FINE)
     if not others[2].sum():
         others = _past(panel, group[group != row], 0)
-    spread = max(1.0, _own_dispersion(panel, row), _peer_dispersion(panel, group))
+    spread = max(1.0, _own_dispersion(panel, row, alone=len(group) <= 1), _peer_dispersion(panel, group[group != row]))
     recent = panel.fine[row, -window:]
     recent_s = float(np.isfinite(recent).sum() * panel.bucket_s)
     events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
@@ -245,10 +245,12 @@ def _past(panel: Panel, rows: NDArray[np.int64], recent: int) -> Past:
     return events, active, seconds
 
 
-def _own_dispersion(panel: Panel, row: int) -> float:
-    """From what is long past, where that is known; else from all but the newest hour's worth."""
+def _own_dispersion(panel: Panel, row: int, alone: bool) -> float:
+    """From what is long past, where that is known; else left to the peers, and without peers from all but the newest hour's worth."""
     older = panel.coarse[row : row + 1, :_OLDER]
-    return float(dispersion(older if np.isfinite(older).sum() >= 8 else panel.coarse[row : row + 1, :-4])[0])
+    if np.isfinite(older).sum() >= 8:
+        return float(dispersion(older)[0])
+    return float(dispersion(panel.coarse[row : row + 1, :-4])[0]) if alone else 1.0
 
 
 def _peer_dispersion(panel: Panel, rows: NDArray[np.int64]) -> float:
