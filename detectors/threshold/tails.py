@@ -23,9 +23,9 @@ SHARE = 0.02
 BATCH = 16
 """Excesses per fit."""
 START_LEVEL, LEAST_LEVEL = 3.0, 1.0
-_PRIOR_L1, _YOUNG_RATIO, _PRIOR_RATIO = 0.78, 0.526, 0.571
-"""A tail of scale 0.7 in spreads. Its shape is taken as 0.1 while nothing is known, so that a young series has a line of some use, and
-drawn towards 0.25 when the first excesses are: what few excesses say of a heavy tail is too little."""
+_PRIOR_L1, _YOUNG_RATIO, _PRIOR_RATIO = 0.78, 0.506, 0.571
+"""A tail of scale 0.7 in spreads. It is taken as nearly exponential while nothing is known, so that a young series has a line of some
+use, and its shape is drawn towards 0.25 when the first excesses are: what few excesses say of a heavy tail is too little."""
 _PRIOR_BATCHES, _RATIO_BATCHES = 1.0, 5.0
 """Weight of what is assumed, in batches: the size of excesses shows soon, the shape (ratio of L-moments) late."""
 _MOST_BATCHES, _YOUNG_POOL = 64.0, 4.0
