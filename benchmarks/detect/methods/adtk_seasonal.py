@@ -25,8 +25,8 @@ class AdtkSeasonal(Method):
         self.model = foreign("adtk.transformer").ClassicSeasonalDecomposition(trend=False)
         try:
             residual = np.asarray(self.model.fit_transform(self.series(train, 0)), np.float64)
-        except Exception as refusal:  # adtk raises the bare class
-            if "seasonality" not in str(refusal):
+        except Exception as refusal:  # adtk raises the bare class; on a constant it trips over an empty list
+            if "seasonality" not in str(refusal) and not isinstance(refusal, IndexError):
                 raise
             self.model, residual = None, train[:, 0]
         self.centre = float(np.median(residual))

@@ -9,14 +9,22 @@ from benchmarks.detect.methods.windows import standardised
 
 
 def eigen_distance(rows: F64, components: float | None) -> F64:
-    """Sum over the kept components of the distance of each row to the component's unit vector, over its share of variance."""
+    """Sum over the kept components of the distance of each row to the component's unit vector, over its share of variance.
+
+    Zero for constants; a share of nothing (series without noise) counts as 1e-30.
+    """
     from scipy.spatial.distance import cdist
     from sklearn.decomposition import PCA
 
     (scaled,) = standardised(rows)
     scaled = scaled[:, np.any(scaled != 0, axis=0)]
+    if not scaled.shape[1]:
+        return np.zeros(len(rows))
     model = PCA(n_components=components, random_state=0).fit(scaled)
-    return np.asarray(np.sum(cdist(scaled, model.components_) / model.explained_variance_ratio_, axis=1), np.float64)
+    return np.asarray(
+        np.sum(cdist(scaled, model.components_) / np.maximum(model.explained_variance_ratio_, 1e-30), axis=1),
+        np.float64,
+    )
 
 
 class PcaTsb(Method):
