@@ -23,7 +23,7 @@ from trainwarden.clock import NS_PER_S
 from trainwarden.records import TopologyEvent
 from trainwarden.topology import Topology
 
-WARM_TICKS = 140
+WARM_TICKS = 50
 NAIVE_SERIES, NAIVE_TICKS = 400, 20
 PATTERNS = 16
 SILENT_RATIO = 0.02

@@ -65,7 +65,7 @@ def test_offset_of_the_values_does_not_matter(seed: int, offset: float) -> None:
 def test_farther_is_never_less_unusual(seed: int, distances: list[float]) -> None:
     values = heavy(seed, 100, len(distances))
     values[:] = values[:, :1]
-    values[-1] = np.sort(np.float32(distances)) + 10.0
+    values[-1] = np.sort(np.array(distances, np.float32)) + 10.0
     scores = last(Lines(len(distances), 1, SHORT), values).scores
     assert scores is not None
     assert (np.diff(scores[:, 0]) >= 0).all()
