@@ -1,5 +1,5 @@
 # make demo   hurt a real training job on this machine and watch it heal   (FAULT=kill SEED=3 choose another fault)
-# make test   lint, types, import contracts and every test
+# make test   lint, types, import contracts and every test but those of make test-faults and make test-long
 # Both create the virtual environment and install what they need; VENV=/path shares one.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults bench bench-detect clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect clean install
 
 install: $(STAMP)
 
@@ -34,14 +34,18 @@ lint: $(STAMP)
 
 # what needs no broker on Java, no training processes and no root runs on three workers; the rest would disturb itself
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 3 -m "not (kafka or torch or slow or root)"
+	$(BIN)/python -m pytest -n 3 -m "not (kafka or torch or slow or root or long)"
 
 integration: $(STAMP)
-	$(BIN)/python -m pytest -m "(kafka or torch or slow or root) and not faults"
+	$(BIN)/python -m pytest -m "(kafka or torch or slow or root) and not (faults or long)"
 
 # kills, broker restarts, garbage, Ctrl-C: whole clusters on Apache Kafka, about a quarter of an hour, alone on the machine
 test-faults: $(STAMP)
 	$(BIN)/python -m pytest -m faults
+
+# the recordings under every change of circumstances, whole fabrics, hundreds of thousands of ticks: half an hour on two cores
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m long
 
 test: lint unit integration
 

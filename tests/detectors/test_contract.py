@@ -116,7 +116,7 @@ def test_a_detector_that_draws_from_the_global_generator_fails_the_contract() ->
         contract.is_deterministic(Dicing)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("detector", DETECTORS.values(), ids=DETECTORS)
 def test_memory_is_flat_over_many_ticks(detector: type[Detector]) -> None:

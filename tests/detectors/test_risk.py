@@ -61,7 +61,7 @@ def test_more_series_and_shorter_ticks_make_each_line_stricter() -> None:
     assert risk_per_tick(1.0, 0) == risk_per_tick(1.0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [student, lognormal, contaminated])
 def test_a_day_of_ten_thousand_gpus_and_thirty_metrics_does_not_page(noise: object) -> None:
     """26 billion healthy ticks, of which only those beyond the line are drawn: how many, where, and which of them stand in a row."""

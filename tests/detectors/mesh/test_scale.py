@@ -22,7 +22,7 @@ Numbers = NDArray[np.float64]
 Extra = Callable[[int, NDArray[np.int64]], Numbers]
 """(second, probes × (prober, target, rail)) → milliseconds more."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @cache
