@@ -49,7 +49,7 @@ def brute_runs(values: F64, hazard: float, wide: float) -> F64:
                 np.linalg.det(2 * np.pi * covariance)
             )
         weights[len(values) - (cuts[-1] if cuts else 0) - 1] += chance
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 @pytest.mark.parametrize("seed", range(5))
