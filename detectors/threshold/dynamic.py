@@ -176,7 +176,9 @@ class ThresholdDetector(Detector):
         table, tick = look.table, look.tick
         node, device = table.roster.entities[row]
         metric = table.roster.metrics[column]
-        excerpt = self._excerpts.get(table.family, {}).get(_key(table, row, column)) or _excerpt_now(look, row, column)
+        now = _excerpt_now(look, row, column)
+        excerpt = self._excerpts.get(table.family, {}).get(_key(table, row, column)) or now
+        excerpt.expected, excerpt.low, excerpt.high = now.expected, now.low, now.high
         value = excerpt.values[-1]
         state = shift or (
             "is back within its line"
@@ -202,10 +204,9 @@ class ThresholdDetector(Detector):
         kept: dict[str, Excerpt] = {}
         for row, column in _watched(look).tolist():
             key = _key(look.table, row, column)
-            newest, old = _excerpt_now(look, row, column), before.get(key, Excerpt())
-            newest.at_ns = [*old.at_ns[1 - _EXCERPT_TICKS :], *newest.at_ns]
-            newest.values = [*old.values[1 - _EXCERPT_TICKS :], *newest.values]
-            kept[key] = newest
+            old = before.get(key, Excerpt())
+            at_ns = [*old.at_ns[1 - _EXCERPT_TICKS :], look.tick.at_ns]
+            kept[key] = Excerpt(at_ns, [*old.values[1 - _EXCERPT_TICKS :], float(look.raw[row, column])])
         for row, column in look.readings.ends.tolist():
             key = _key(look.table, row, column)
             if key in before:

@@ -137,7 +137,7 @@ class Lines:
         self.settings = settings or LineSettings()
         self.set_columns(columns, floor, relative, follows)
         self.state = LinesState(
-            Places.of(rows, columns, phases, max(1.0 / self.settings.forgetting, _SHIFT_WARM * self.settings.warm_ticks)),
+            Places.of(rows, columns, phases, max(1.0 / self.settings.forgetting, float(_SHIFT_WARM * self.settings.warm_ticks))),
             Tails.of(rows, columns, alike), Shifts.of(rows, columns),
             np.full((rows, columns), self.settings.forgetting, np.float32), np.zeros((rows, columns), np.uint16),
             np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_),
