@@ -310,7 +310,7 @@ def _placements(record: Record) -> Iterable[tuple[str, int, int, str]]:
 def _topology_state(topology: Topology) -> dict[str, Any]:
     state = topology.__dict__
     jobs = [
-        [name, job.attempt, [[rank, *place] for rank, place in job.ranks.items()]]
+        [name, job.attempt, [[rank, *place] for rank, place in job.ranks.items()], job.attributes]
         for name, job in state["_jobs"].items()
     ]
     origins = {
@@ -321,8 +321,8 @@ def _topology_state(topology: Topology) -> dict[str, Any]:
 
 def _topology_from(state: dict[str, Any]) -> Topology:
     jobs = {
-        name: JobLayout(name, attempt, {rank: (node, device) for rank, node, device in ranks})
-        for name, attempt, ranks in state["_jobs"]
+        name: JobLayout(name, attempt, {rank: (node, device) for rank, node, device in ranks}, *attributes)
+        for name, attempt, ranks, *attributes in state["_jobs"]  # a state of an older worker ends with the ranks
     }
     return Topology(
         state["_nodes"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ from trainwarden.topology import Topology
 
 _KEPT_STEPS = 400
 _LEARNT = 20
+_LONGEST_MS = 1e9
+"""Longer than eleven days is no step: also what is not a number, and what would overflow in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Pace(msgspec.Struct):
 
     def take(self, rows: list[StepRow], limits: PaceLimits) -> None:
         """Steps not seen before: in a synchronous job all ranks take equally long, so whoever reports first is believed."""
-        plain = [row for row in rows if row.phase in ("train", "") and math.isfinite(row.duration_ms)]
+        plain = [row for row in rows if row.phase in ("train", "") and row.duration_ms < _LONGEST_MS]
         self.newest_step = max((row.step for row in rows), default=self.newest_step)
         ends = (row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain)
         self.newest_ns = max(ends, default=self.newest_ns)

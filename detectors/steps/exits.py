@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from detectors.numbers import whole_number
 from trainwarden.records import LogEvent
 
 ORDERED_CODES = (-15, -2)
@@ -42,10 +43,9 @@ def parse_exit(event: LogEvent, now_ns: int) -> Exit | None:
     name, _, text = event.code.partition(":")
     if name != "worker_exit":
         return None
-    number = event.attributes.get("exit_code", text)
-    code = int(number) if number.lstrip("-").isdigit() else UNKNOWN_CODE
-    rank = event.attributes.get("rank", "")
-    return Exit(int(rank) if rank.lstrip("-").isdigit() else event.rank, event.node, code, event.observed_at_ns, now_ns)
+    code = whole_number(event.attributes.get("exit_code", text), UNKNOWN_CODE)
+    rank = whole_number(event.attributes.get("rank", ""), event.rank)
+    return Exit(rank, event.node, code, event.observed_at_ns, now_ns)
 
 
 def culprit_of(exits: list[Exit]) -> Exit | None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
+from detectors.numbers import whole_number
 from detectors.state import decode_state, encode_state
 from detectors.steps.assembly import MAX_VICTIMS
 from detectors.steps.exits import Exit, culprit_of, parse_exit
@@ -440,8 +441,7 @@ def _job_of(event: LogEvent, topology: Topology) -> str:
 
 
 def _attempt_of(event: LogEvent) -> int:
-    generation = event.attributes.get("generation", "")
-    return event.attempt or (int(generation) if generation.isdigit() else 0)
+    return event.attempt or max(0, whole_number(event.attributes.get("generation", ""), 0))
 
 
 def _rank_on(job: JobProgress, node: str) -> int:
@@ -452,8 +452,7 @@ def _rows_of(layout: JobLayout, entities: tuple[tuple[str, str], ...]) -> _Rows:
     """Rows of the processes that are this job's ranks where its layout says they are."""
     rows, ranks, nodes = [], [], []
     for row, (node, device) in enumerate(entities):
-        number = device.removeprefix("rank")
-        rank = int(number) if number.isdigit() else -1
+        rank = whole_number(device.removeprefix("rank"), -1)
         if layout.ranks.get(rank, ("", ""))[0] == node:
             rows.append(row)
             ranks.append(rank)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from detectors.base import AlignedTick, Frame
 from streams.align import Aligner, AlignSettings
+from streams.matrices import pack, unpack
 from tests.streams.synthetic import HOST, HOST_MORE, START_NS, host_catalog, tick
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import (
@@ -309,6 +310,28 @@ def test_a_removed_node_is_expected_no_longer() -> None:
     bench.add("tw.ticks", tick("n0", 1))
     bench.cut(1.1)
     assert bench.closed[-1].nodes == ("n0",)
+
+
+def test_a_restored_aligner_knows_how_a_job_is_parallel_and_reads_what_older_ones_wrote() -> None:
+    bench = Bench()
+    ranks = tuple((rank, f"n{rank}", "gpu0") for rank in range(4))
+    bench.add(
+        "tw.topology", TopologyEvent(entity="job:j", origin="hook", attempt=1, ranks=ranks, attributes={"pp": "2"})
+    )
+    bench.add("tw.ticks", tick("n0", 0))
+    bench.cut(0.1)
+    state = bench.aligner.snapshot()
+    resumed = Bench()
+    resumed.aligner.restore(state)
+    resumed.add("tw.ticks", tick("n0", 1), 1)
+    frame = resumed.cut(1.1)
+    assert frame is not None
+    layout = frame.topology.job("j")
+    assert layout is not None
+    assert layout.attributes == {"pp": "2"}
+    older = unpack(state)
+    older["topology"]["_jobs"] = [job[:3] for job in older["topology"]["_jobs"]]
+    resumed.aligner.restore(pack(older))
 
 
 def test_an_idle_cluster_makes_no_frames() -> None:

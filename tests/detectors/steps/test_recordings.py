@@ -45,7 +45,7 @@ def test_other_nodes_another_speed_an_earlier_onset_and_lost_rows_at_once(run: s
     assert_right(judged(run, "all at once", tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("perturbation", [name for name in perturb.PERTURBATIONS if name != "as recorded"])
 def test_each_change_of_circumstances(run: str, perturbation: str, tmp_path: Path) -> None:
