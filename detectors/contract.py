@@ -308,16 +308,19 @@ def survives_odd_names(kind: type[Detector]) -> None:
         )
 
 
-def memory_is_flat(kind: type[Detector], ticks: int = 3200) -> None:
-    """State after `ticks` ticks, with jobs and nodes that come and go, is no larger than after a third of them."""
+def memory_is_flat(kind: type[Detector], ticks: int = 4000) -> None:
+    """State after `ticks` ticks, with jobs and nodes that come and go, is no larger than after half of them.
+
+    Half is more than half an hour, after which a detector must have forgotten jobs that nobody hears of.
+    """
     detector, early = kind(), 0
     for number, frame in enumerate(change.cheap_frames(ticks, churn_every=max(100, ticks // 1000))):
         detector.update(frame)
-        if number == ticks // 3:
+        if number == ticks // 2:
             early = len(detector.snapshot())
     late = len(detector.snapshot())
     assert late <= 1.25 * early + 4096, (
-        f"{kind.name}: state grew from {early} to {late} bytes in {ticks - ticks // 3} ticks"
+        f"{kind.name}: state grew from {early} to {late} bytes in {ticks - ticks // 2} ticks"
     )
 
 

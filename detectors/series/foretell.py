@@ -9,7 +9,7 @@ peers, or by a move of the level against the usual moves of itself and its peers
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import msgspec
@@ -72,7 +72,8 @@ class Foretell(Detector):
     def example(cls) -> Example:
         """Memory of node 2 leaks away within two hours, from the second hour on."""
         leak = Precursor("memory_leak", node=2, device=0, onset_s=2.2 * 3600, duration_s=2 * 3600)
-        return Example(list(Fleet(4, seed=3, precursors=(leak,), nuisance=0.0).frames(240)), "foretold", node_entity(2))
+        fleet = Fleet(4, seed=3, precursors=(leak,), nuisance=0.0)
+        return Example([_of_hosts(frame) for frame in fleet.frames(240)], "foretold", node_entity(2))
 
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -240,3 +241,9 @@ def _when(time_s: float) -> str:
 
 def _span(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
+
+
+def _of_hosts(frame: Frame) -> Frame:
+    """What hosts report: the example needs no more, and each contract check runs through it."""
+    ticks = tuple(replace(tick, families={"host": tick.families["host"]}) for tick in frame.ticks)
+    return replace(frame, ticks=ticks)
