@@ -189,6 +189,9 @@ class Warden:
         if peer is not None:
             reply = peer.ask({"verb": "status", "args": {}}, ACK_TIMEOUT_S)
             told = reply["result"] if reply else told
+            if told.get("state") == "finished":
+                # its last word counts after it has hung up, too
+                self._told = told
         running = self._process.pid is not None
         return {
             "node": self.memory.node,
@@ -206,7 +209,7 @@ class Warden:
     def _state(self, told: dict[str, Any], running: bool) -> str:
         if self.memory.excluded:
             return "excluded"
-        if self.memory.finished:
+        if self.memory.finished or told.get("state") == "finished":
             return "finished"
         if self._failed:
             return "failed"

@@ -85,6 +85,14 @@ def test_a_job_that_finished_under_an_adopted_launcher_is_not_run_again(life: Li
     assert not life.started.exists()
 
 
+def test_a_finished_job_takes_no_order_between_the_launchers_last_word_and_its_end(life: Life) -> None:
+    """The launcher has hung up and its exit is not yet seen: what it said last counts."""
+    life.warden._take(None, {"state": {"state": "finished", "generation": 1, "ranks": []}})  # type: ignore[arg-type]
+    assert life.warden.status()["state"] == "finished"
+    answer = life.warden._world({"generation": 2, "members": ["n1"], "rendezvous_id": "x"})
+    assert (answer["status"], life.memory.order) == ("refused", None)
+
+
 def test_a_disk_that_is_full_when_the_launcher_ends_does_not_end_the_warden(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
