@@ -87,7 +87,8 @@ def test_a_group_goes_on_where_it_committed(bus: Bus, topic: Topic) -> None:
     assert read(first, 1) == [b"3"]
     first.close()
     second = bus.subscriber([topic.name], group="g")
-    assert read(second, 1) == [b"3"], "what was read but not committed comes again"
+    # a group that changes hands waits for a rebalance, which takes its time on a loaded machine
+    assert read(second, 1, 90.0) == [b"3"], "what was read but not committed comes again"
     second.close()
 
 
