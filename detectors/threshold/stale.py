@@ -24,6 +24,8 @@ from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 _RESET_HELD_TICKS = 60
+_SIZES = ("_bytes", "_count")
+"""What a process holds moves while it grows and then stands, for hours, in health: seen live of the memory of training ranks."""
 _WHY = {
     "stuck": "has stood still far longer than it ever does",
     "absent": "is no longer reported while the rest of its device is",
@@ -170,6 +172,8 @@ class StaleSeriesDetector(Detector):
             ("reset", broken.reset, None),
         ):
             for row, column in _usable(pairs, here, still.last, why).tolist():
+                if why == "stuck" and watch.roster.metrics[column].endswith(_SIZES):
+                    continue
                 since = 0.0 if run is None else LOOK_EVERY * float(run[row, column])
                 found[watch.series(row, column)] = (why, since, float(still.last[row, column]))
         return found

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from detectors.contract import run
+from detectors.synthetic import SyntheticCluster
 from detectors.threshold import season, single, subsequence
+from detectors.threshold.stale import StaleSeriesDetector
 from detectors.threshold.still import LOOK_EVERY, Broken, Stillness
 
 RISK = 1e-9
@@ -132,3 +137,20 @@ def test_event_is_reported_once_and_early() -> None:
 def test_too_short_a_history_is_refused() -> None:
     with pytest.raises(ValueError, match="rows of history"):
         single.region_scores(np.arange(50.0), 5)
+
+
+def test_what_a_process_holds_may_stand_after_it_grew() -> None:
+    """The memory of a rank moves while caches fill, and then stands for hours."""
+    at_rest, rng = SyntheticCluster(seed=4).frames(240), np.random.default_rng(1)
+    frames = []
+    for second, frame in enumerate(frame for frame in at_rest if frame.ticks):
+        tick = frame.ticks[0]
+        process = tick.families["process"]
+        grown = 4e8 + (rng.normal(0, 1e6, len(process.entities)) if second < 120 else 0.0) + 0.0 * process.values[:, 0]
+        wider = replace(
+            process,
+            metrics=(*process.metrics, "rss_bytes"),
+            values=np.hstack([process.values, grown[:, None].astype(np.float32)]),
+        )
+        frames.append(replace(frame, ticks=(replace(tick, families={"process": wider}),), steps=()))
+    assert run(StaleSeriesDetector(), frames) == []
