@@ -21,6 +21,7 @@ from trainwarden.bus.dead import bury, fitting
 from trainwarden.clock import Clock
 from trainwarden.config import Config
 from trainwarden.errors import DecodeError
+from trainwarden.parallel import MAX_WORLD
 from trainwarden.records import (
     ActionResult,
     Catalog,
@@ -55,7 +56,6 @@ OPINIONS: dict[str, tuple[type[Record], ...]] = {
     VERDICTS.name: (Verdict,),
     ACTIONS.name: (Plan, ActionResult, Delivery),
 }
-MAX_WORLD = 1 << 20
 COMPACTED = frozenset({CATALOG.name, TOPOLOGY.name})
 
 
@@ -346,12 +346,26 @@ def _expected(message: Message) -> Record:
         raise DecodeError(
             f"a {type(record).__name__} on {message.topic}, expected {kind.__name__ if kind else 'nothing'}"
         )
-    if isinstance(record, StepReport) and (misfit := _misfit(record)):
+    if misfit := _misfit(record):
         raise DecodeError(misfit)
     return record
 
 
-def _misfit(report: StepReport) -> str:
+def _misfit(record: Record) -> str:
+    """Why a record of a job's ranks cannot be true, empty when it can: whoever follows ranks makes room for each below the highest."""
+    if isinstance(record, StepReport):
+        return _misfit_of_steps(record)
+    if isinstance(record, Tick):
+        ranks = [placed.rank for placed in record.placements]
+    elif isinstance(record, TopologyEvent):
+        ranks = [rank for rank, _, _ in record.ranks]
+    else:
+        return ""
+    bad = next((rank for rank in ranks if not 0 <= rank < MAX_WORLD), None)
+    return "" if bad is None else f"rank {bad} is placed by {record.node or 'nobody'}: no job has such a rank"
+
+
+def _misfit_of_steps(report: StepReport) -> str:
     """What no job can have said of its steps; empty when it can be true."""
     world = report.world or MAX_WORLD  # a job need not say how large it is
     if report.attempt < 0 or not 0 <= report.rank < world <= MAX_WORLD:

@@ -20,10 +20,10 @@ from functools import cached_property, lru_cache
 AXES = ("tp", "cp", "ep", "dp", "pp")
 DEFAULT_ORDER = "-".join(AXES)
 KEYS = (*AXES, "order", "coordinates")
-MAX_WORLD = 200_000
+"""Attributes of a job that say how it is parallel."""
+MAX_WORLD = 1 << 20
 """A rank number beyond it is an invention of somebody, and a place for each rank below it would be many gigabytes."""
 MAX_DIGITS = 9
-"""Attributes of a job that say how it is parallel."""
 
 _SAME_WORK = ("pp", "ep", "role")
 _SAME_PARAMETERS = ("pp", "ep", "tp", "role")

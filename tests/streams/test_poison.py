@@ -20,11 +20,13 @@ from trainwarden.records import (
     Catalog,
     DeadLetter,
     Delivery,
+    Placement,
     Record,
     StateSnapshot,
     StepReport,
     StepRow,
     Tick,
+    TopologyEvent,
     Verdict,
     decode,
     encode,
@@ -113,6 +115,18 @@ def test_steps_that_no_job_can_have_made_are_dead_letters(report: StepReport, fi
     stage.take([message("tw.steps", encode(report))])
     letters = [decode(o.value) for o in stage.cut(2 * 10**18).outputs if o.topic == "tw.dead"]
     assert [letter.offset for letter in letters] == ([] if fits else [7])
+
+
+@pytest.mark.parametrize(("rank", "fits"), [(0, True), (2**20 - 1, True), (-1, False), (2**20, False), (10**15, False)])
+def test_ranks_that_no_job_can_have_are_placed_nowhere(rank: int, fits: bool) -> None:
+    """A detector that follows processes makes room for every rank below: one forged placement would end it."""
+    stage = RawStage(config(), Pipeline(config()), SystemClock(), "b")
+    stage.take([message("tw.ticks", encode(Tick(node="n", placements=(Placement("j", 1, rank),))))])
+    event = TopologyEvent(entity="job:j", origin="hook", attempt=1, ranks=((rank, "n", "gpu0"),))
+    stage.take([message("tw.topology", encode(event))])
+    refused = [letter.topic for letter in map(decode, (o.value for o in stage.cut(2 * 10**18).outputs if o.topic == "tw.dead"))
+               if "no job has such a rank" in letter.reason]  # fmt: skip
+    assert sorted(refused) == ([] if fits else ["tw.ticks", "tw.topology"])
 
 
 class Numbers(Detector):
