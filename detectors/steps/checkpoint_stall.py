@@ -18,13 +18,13 @@ from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import rows_by_step
 from detectors.steps.blocks import SCALE_OF_MAD
 from detectors.steps.examples import changed_rows
+from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import JOB, Example, SyntheticCluster
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Entity, EntityKind, StepRow, Verdict
 from trainwarden.settings import option
 
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 _KEPT_SAVES = 24
 _MAX_PENDING = 256
 _USUAL_STEP_GAIN = 0.05
@@ -104,8 +104,7 @@ class CheckpointStallDetector(Detector):
         for job in self._state.jobs.values():
             for step in self._due(job, frame.now_ns):
                 verdicts += self._save(job, step)
-        for name in [n for n, job in self._state.jobs.items() if frame.now_ns - job.heard_ns > _JOB_SILENCE_NS]:
-            del self._state.jobs[name]
+        forget_silent(self._state.jobs, frame.now_ns, lambda job: job.heard_ns)
         return verdicts
 
     @classmethod

@@ -19,6 +19,7 @@ from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import MAX_VICTIMS, rows_by_step
 from detectors.steps.gradients import GradientSizes
 from detectors.steps.peers import Groups, peer_groups
+from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
@@ -28,7 +29,6 @@ from trainwarden.topology import JobLayout
 
 UNKNOWN, CLEAN, BAD = -1, 0, 1
 _MAX_STEPS = 2048
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,7 @@ class CorruptionDetector(Detector):
         for name, job in self._state.jobs.items():
             verdicts += self._judge_finite(job, frame.topology.job(name), frame.now_ns)
             verdicts += self._judge_sums(job, frame.topology.job(name), frame.now_ns)
-        silent = [name for name, job in self._state.jobs.items() if frame.now_ns - job.heard_ns > _JOB_SILENCE_NS]
-        for name in silent:
-            del self._state.jobs[name]
+        forget_silent(self._state.jobs, frame.now_ns, lambda job: job.heard_ns)
         return verdicts
 
     @classmethod

@@ -20,6 +20,7 @@ from detectors.steps.assembly import MAX_VICTIMS
 from detectors.steps.exits import Exit, culprit_of, parse_exit
 from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
 from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
+from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
@@ -27,7 +28,6 @@ from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout, Topology
 
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 _FRESH_EVENT_NS = 5 * NS_PER_S
 
 
@@ -115,9 +115,7 @@ class HangDetector(Detector):
         verdicts = self._telemetry(frame)
         for name in sorted(self._state.jobs):
             verdicts += self._judge(self._state.jobs[name], frame)
-        silent = [name for name, job in self._state.jobs.items() if frame.now_ns - job.heard_ns > _JOB_SILENCE_NS]
-        for name in silent:
-            del self._state.jobs[name]
+        forget_silent(self._state.jobs, frame.now_ns, lambda job: job.heard_ns)
         return verdicts
 
     @classmethod

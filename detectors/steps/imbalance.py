@@ -19,6 +19,7 @@ from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import DURATION, LOCAL, WORK, Assembly, JointStep
 from detectors.steps.examples import parallel_frames
 from detectors.steps.peers import is_pipelined
+from detectors.steps.silence import forget_silent
 from detectors.steps.table import tables_of
 from detectors.synthetic import JOB, Example
 from trainwarden.clock import NS_PER_S
@@ -27,7 +28,6 @@ from trainwarden.records import Entity, EntityKind, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout
 
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 _LARGE = 1000
 """Ranks above which a job is looked at once a window: nothing is lost by waiting but the time of this core."""
 
@@ -115,9 +115,7 @@ class ImbalanceDetector(Detector):
         for job, state in self._state.jobs.items():
             for step in state.assembly.close(frame.now_ns):
                 verdicts += self._step(state, step, frame.topology.job(job))
-        silent = [j for j, s in self._state.jobs.items() if frame.now_ns - s.assembly.last_heard_ns > _JOB_SILENCE_NS]
-        for job in silent:
-            del self._state.jobs[job]
+        forget_silent(self._state.jobs, frame.now_ns, lambda state: state.assembly.last_heard_ns)
         return verdicts
 
     @classmethod

@@ -20,6 +20,7 @@ from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps.assembly import rows_by_step
 from detectors.steps.blocks import SCALE_OF_MAD
 from detectors.steps.examples import changed_rows
+from detectors.steps.silence import forget_silent
 from detectors.steps.table import PHASES, StepTable, tables_of
 from detectors.synthetic import JOB, Example, SyntheticCluster
 from trainwarden.clock import NS_PER_S
@@ -28,7 +29,6 @@ from trainwarden.settings import option
 
 LOSS, NORM = range(2)
 _NAMES = ("loss", "gradient norm")
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 _LATENESS_NS = 3 * NS_PER_S
 _MAX_PENDING = 2048
 _RANKS_READ = 256
@@ -108,8 +108,7 @@ class LossSpikeDetector(Detector):
         for job in self._state.jobs.values():
             for step in _due(job, frame.now_ns):
                 verdicts += self._step(job, step)
-        for name in [n for n, job in self._state.jobs.items() if frame.now_ns - job.heard_ns > _JOB_SILENCE_NS]:
-            del self._state.jobs[name]
+        forget_silent(self._state.jobs, frame.now_ns, lambda job: job.heard_ns)
         return verdicts
 
     @classmethod

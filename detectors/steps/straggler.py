@@ -19,6 +19,7 @@ from detectors.steps import stalls as singular
 from detectors.steps.assembly import DURATION, MAX_VICTIMS, Assembly, JointStep
 from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold
 from detectors.steps.peers import Floats, Groups, excess_in_groups, is_pipelined, peer_groups
+from detectors.steps.silence import forget_silent
 from detectors.steps.stalls import Stall
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
@@ -30,7 +31,6 @@ from trainwarden.topology import JobLayout
 _KEPT_BLOCKS, _KEPT_BLOCKS_LARGE, _LARGE = 24, 16, 1000
 _FRESH_NS = 6 * NS_PER_S
 _CALM_NS = 12 * NS_PER_S
-_JOB_SILENCE_NS = 1800 * NS_PER_S
 _NEW_NORMAL_NS = 600 * NS_PER_S
 """A job that has been slow for so long is slow by nature now."""
 
@@ -150,7 +150,7 @@ class StragglerDetector(Detector):
         for job, state in self._state.jobs.items():
             for step in state.assembly.close(frame.now_ns):
                 verdicts += self._step(state, step, frame.topology.job(job))
-        self._forget_old_jobs(frame.now_ns)
+        forget_silent(self._state.jobs, frame.now_ns, lambda state: state.assembly.last_heard_ns)
         return verdicts
 
     @classmethod
@@ -166,12 +166,6 @@ class StragglerDetector(Detector):
 
     def restore(self, payload: bytes) -> None:
         self._state = decode_state(payload, State)
-
-    def _forget_old_jobs(self, now_ns: int) -> None:
-        for job in [
-            name for name, state in self._state.jobs.items() if now_ns - state.assembly.last_heard_ns > _JOB_SILENCE_NS
-        ]:
-            del self._state.jobs[job]
 
     def _take_in(self, state: JobState, table: StepTable, now_ns: int, pipelined: bool) -> None:
         if state.assembly.take(table, now_ns, pipelined):
