@@ -9,6 +9,9 @@ what is left for a series after a day is nothing.
 One series of one tick gets about 4e-11 of one false incident a day on 10,000 GPUs × 30 metrics, far beyond any tail that history can
 support. Persistence makes it reachable: an excess must last `run_ticks` ticks, and the risk of one tick is then the root of it, corrected
 for excesses that come in runs (`Clustering`). What no model foresees is caught by what has really been spoken (`Spending`).
+
+Not wired yet: detectors still have risks of their own, `RiskSettings` is no configuration key, and their stated rates add up to more
+than the budget. Of this module only `poisson_at_least` is used by detectors.
 """
 
 from __future__ import annotations

@@ -107,10 +107,15 @@ def test_a_disk_that_is_full_when_the_launcher_ends_does_not_end_the_warden(
         plain(memory)
 
     monkeypatch.setattr(life.file, "save", full_once)
-    codes = iter([0])
-    monkeypatch.setattr(life.process, "poll", lambda: next(codes, None))
+    asked: list[int | None] = []
+
+    def poll() -> int | None:
+        asked.append(None if asked else 0)
+        return asked[-1]
+
+    monkeypatch.setattr(life.process, "poll", poll)
     until("the refusal", refused.is_set)
-    time.sleep(0.3)
+    until("the keeper to look again", lambda: len(asked) > 2 or not life.keeper.is_alive())
     assert life.keeper.is_alive(), "nobody starts the launcher any more"
     monkeypatch.undo()
     os.kill(life.process.pid or 0, 9)
