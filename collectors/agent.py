@@ -119,6 +119,7 @@ class Agent:
             self._parts.learner.close()
         for source in self._parts.sources:
             source.close()
+        self._round.close()
         self._sending.close(timeout_s=5.0, wake=self._parts.outbox.waiting.set)
         self._parts.outbox.leave()
         self._parts.sender.deliver()

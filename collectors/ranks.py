@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from trainwarden.clock import NS_PER_S, Clock, SystemClock
 
 BELIEVED_NS = 180 * NS_PER_S
 
 
-@dataclass(frozen=True)
-class RankState:
+class RankState(msgspec.Struct, frozen=True):
     """What is known of one rank.
 
     Attributes
@@ -105,12 +104,13 @@ class RankBoard:
             if old is None or old.generation < generation:
                 old = None
             base = old or RankState(job, generation, rank)
-            new = replace(base, **known)  # type: ignore[arg-type]
+            new = replace(base, **known)
             if new.pid != base.pid:
                 new = replace(new, ended_monotonic_ns=0, leaving=False)
             self._ranks[job, rank] = new
             changed = old is None or new.pid != old.pid or new.world != old.world
-            self._drop_older(job, generation)
+            if old is None:
+                self._drop_older(job, generation)
         if changed:
             self.save()
         return changed

@@ -1,13 +1,18 @@
-"""Sampling with a deadline: each source runs in a thread of its own, and the tick goes out without whoever is late."""
+"""Sampling with a deadline: one thread asks the sources in turn; where one hangs, others take over, and the tick goes out without it.
+
+A thread for each source would be woken for each source: on a node that trains, every waking is paid in cold caches. So one hand does
+all the work as long as nobody hangs, and a source that does costs itself and a moment's patience.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
-import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 from collectors.base import Sample, Source, SourceError
 from trainwarden.records import Gap
@@ -16,63 +21,30 @@ from trainwarden.selfmetrics import Metrics
 logger = logging.getLogger(__name__)
 
 SKIP_MAX_TICKS = 60
+PATIENCE_SHARE = 0.2
 
 
-class Tally:
-    """Answers of one tick. The asker is woken once, by the last answer, not by each."""
-
-    def __init__(self, expected: int) -> None:
-        self._lock = threading.Lock()
-        self._expected = expected
-        self._all_in = threading.Event()
-        self._samples: dict[Runner, Sample] = {}
-
-    def answer(self, runner: Runner, sample: Sample) -> None:
-        """Take an answer in."""
-        with self._lock:
-            self._samples[runner] = sample
-            complete = len(self._samples) == self._expected
-        if complete:
-            self._all_in.set()
-
-    def wait(self, timeout_s: float) -> dict[Runner, Sample]:
-        """What came in time."""
-        if self._expected:
-            self._all_in.wait(timeout_s)
-        with self._lock:
-            return dict(self._samples)
-
-
-class Runner:
-    """One source and its thread.
+class Standing:
+    """How a source has answered lately.
 
     A source that misses the deadline is not asked again until it has come back; then it rests for 1, 2, 4, ... up to 60 ticks, until it is
-    in time again. Its late answer is thrown away. The thread of a source that never comes back is a daemon and dies with the agent.
+    in time again. Its late answer is thrown away.
     """
 
-    def __init__(self, source: Source, metrics: Metrics) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
-        self._metrics = metrics
-        self._requests: queue.SimpleQueue[tuple[int, Tally]] = queue.SimpleQueue()
-        self._busy = False
+        self.busy = False
         self._skip = 0
         self._penalty = 0
-        self._thread = threading.Thread(target=self._serve, name=f"tw-{source.name}", daemon=True)
-        self._thread.start()
 
     def refuses(self) -> str | None:
         """A reason code when the source is not to be asked in this tick."""
-        if self._busy:
+        if self.busy:
             return "hung"
         if self._skip > 0:
             self._skip -= 1
             return "backoff"
         return None
-
-    def ask(self, now_ns: int, tally: Tally) -> None:
-        """Request a sample."""
-        self._busy = True
-        self._requests.put((now_ns, tally))
 
     def missed(self) -> None:
         """The deadline passed without an answer."""
@@ -83,45 +55,132 @@ class Runner:
         """The answer came in time."""
         self._penalty = 0
 
+
+class Turn:
+    """The sources of one tick: those still to be asked, and the answers. The asker is woken once, by the last answer."""
+
+    def __init__(self, now_ns: int, asked: Sequence[Standing]) -> None:
+        self.now_ns = now_ns
+        self._waiting = deque(asked)
+        self._expected = len(asked)
+        self._changed = threading.Condition()
+        self._samples: dict[Standing, Sample] = {}
+        self.not_begun: frozenset[Standing] = frozenset()
+
+    def take(self) -> Standing | None:
+        """The next source to ask; ``None`` when all are taken."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            standing = self._waiting.popleft()
+            standing.busy = True
+            return standing
+
+    def answer(self, standing: Standing, sample: Sample) -> None:
+        """Take an answer in."""
+        standing.busy = False
+        with self._changed:
+            self._samples[standing] = sample
+            if len(self._samples) == self._expected:
+                self._changed.notify()
+
+    def wait(self, timeout_s: float, take_over: Callable[[int], None]) -> dict[Standing, Sample]:
+        """The answers that came in time.
+
+        Parameters
+        ----------
+        take_over
+            Called with the number of sources that nobody has begun to ask, when the answers take long.
+        """
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while len(self._samples) < self._expected and (left_s := end_s - time.monotonic()) > 0:
+                in_time = self._changed.wait(min(left_s, timeout_s * PATIENCE_SHARE))
+                if not in_time and self._waiting:
+                    take_over(len(self._waiting))
+            # whoever comes back later is not to begin what nobody waits for
+            self.not_begun = frozenset(self._waiting)
+            self._waiting.clear()
+            return dict(self._samples)
+
+
+class Hand:
+    """A daemon thread that asks the sources of a turn one after the other; one that never comes back dies with the agent."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._turns: SimpleQueue[Turn | None] = SimpleQueue()
+        self.busy = False
+        threading.Thread(target=self._serve, name="tw-sources", daemon=True).start()
+
+    def give(self, turn: Turn) -> None:
+        """Begin a turn."""
+        self.busy = True
+        self._turns.put(turn)
+
+    def dismiss(self) -> None:
+        """End after what is at hand."""
+        self._turns.put(None)
+
     def _serve(self) -> None:
-        while True:
-            now_ns, tally = self._requests.get()
-            sample = timed(self.source, now_ns, self._metrics)
-            self._busy = False
-            tally.answer(self, sample)
+        while (turn := self._turns.get()) is not None:
+            while (standing := turn.take()) is not None:
+                turn.answer(standing, timed(standing.source, turn.now_ns, self._metrics))
+            self.busy = False
 
 
 class Round:
     """All sources, asked once per tick."""
 
     def __init__(self, sources: Sequence[Source], metrics: Metrics, deadline_s: float) -> None:
-        self._runners = [Runner(source, metrics) for source in sources if not source.inline]
+        self._standings = [Standing(source) for source in sources if not source.inline]
         self._inline = [source for source in sources if source.inline]
         self._metrics = metrics
         self._deadline_s = deadline_s
+        self._hand: Hand | None = None
 
     def collect(self, now_ns: int) -> list[Sample]:
         """One sample per source; a gap with its reason for each that is late or not asked."""
-        reasons = {runner: runner.refuses() for runner in self._runners}
-        asked = [runner for runner, reason in reasons.items() if reason is None]
-        tally = Tally(len(asked))
-        for runner in asked:
-            runner.ask(now_ns, tally)
+        reasons = {standing: standing.refuses() for standing in self._standings}
+        asked = [standing for standing, reason in reasons.items() if reason is None]
+        turn = Turn(now_ns, asked)
+        self._free_hand().give(turn)
         samples = [timed(source, now_ns, self._metrics) for source in self._inline]
-        answers = tally.wait(self._deadline_s)
-        samples += [self._outcome(runner, reason, answers) for runner, reason in reasons.items()]
+        answers = turn.wait(self._deadline_s, lambda count: self._take_over(turn, count))
+        samples += [self._outcome(turn, standing, reason, answers) for standing, reason in reasons.items()]
         for gap in (gap for sample in samples for gap in sample.gaps):
             self._metrics.count("tw_source_gaps_total", source=gap.source, reason=gap.reason)
         return samples
 
-    def _outcome(self, runner: Runner, refusal: str | None, answers: dict[Runner, Sample]) -> Sample:
+    def close(self) -> None:
+        """Let the thread end; one that hangs is left alone."""
+        hand, self._hand = self._hand, None
+        if hand is not None:
+            hand.dismiss()
+
+    def _free_hand(self) -> Hand:
+        if self._hand is not None and self._hand.busy:
+            self.close()
+        if self._hand is None:
+            self._hand = Hand(self._metrics)
+        return self._hand
+
+    def _take_over(self, turn: Turn, count: int) -> None:
+        """One more hand for each source that waits behind the one that hangs: some of them may hang as well."""
+        for _ in range(count):
+            extra = Hand(self._metrics)
+            extra.give(turn)
+            extra.dismiss()
+
+    def _outcome(self, turn: Turn, standing: Standing, refusal: str | None, answers: dict[Standing, Sample]) -> Sample:
         if refusal is not None:
-            return _gap(runner.source, refusal)
-        if runner not in answers:
-            runner.missed()
-            return _gap(runner.source, "deadline")
-        runner.answered()
-        return answers[runner]
+            return _gap(standing.source, refusal)
+        if standing in answers:
+            standing.answered()
+            return answers[standing]
+        if standing not in turn.not_begun:
+            standing.missed()
+        return _gap(standing.source, "deadline")
 
 
 def timed(source: Source, now_ns: int, metrics: Metrics) -> Sample:

@@ -111,13 +111,12 @@ class ProcessSource(Source):
 
     def _from_others(self, pid: int) -> dict[str, float]:
         files = self.context.files
-        io = _colon_values(files.text(f"/proc/{pid}/io"))
-        status = _colon_values(files.text(f"/proc/{pid}/status"))
+        io, status = files.text(f"/proc/{pid}/io"), files.text(f"/proc/{pid}/status")
         rate = self._rates.per_second
         return {
-            "read_bytes_per_s": rate((str(pid), "read"), to_number(io.get("read_bytes", ""))),
-            "write_bytes_per_s": rate((str(pid), "write"), to_number(io.get("write_bytes", ""))),
-            "voluntary_switches_per_s": rate((str(pid), "vol"), to_number(status.get("voluntary_ctxt_switches", ""))),
+            "read_bytes_per_s": rate((str(pid), "read"), to_number(line_value(io, "read_bytes"))),
+            "write_bytes_per_s": rate((str(pid), "write"), to_number(line_value(io, "write_bytes"))),
+            "voluntary_switches_per_s": rate((str(pid), "vol"), to_number(line_value(status, "voluntary_ctxt_switches"))),
             "throttled_ratio": self._groups.throttled_ratio(pid),
         }
 
@@ -205,5 +204,13 @@ def stat_fields(stat: str) -> list[str]:
     return stat.rpartition(")")[2].split()
 
 
-def _colon_values(text: str) -> dict[str, str]:
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+def line_value(text: str, name: str) -> str:
+    """What stands behind ``name:`` in one of the lines, which are not all taken apart for that; empty when it is in none.
+
+    Examples
+    --------
+    >>> line_value("nonvoluntary_ctxt_switches:\\t7\\nvoluntary_ctxt_switches:\\t31", "voluntary_ctxt_switches")
+    '31'
+    """
+    _, found, rest = f"\n{text}".partition(f"\n{name}:")
+    return rest.partition("\n")[0].strip() if found else ""

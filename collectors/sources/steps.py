@@ -14,9 +14,10 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 
 from collectors.base import NAN, Context, Sample, Source, Worker
 from trainwarden.errors import UsageError
@@ -29,12 +30,11 @@ WIRE_VERSION = 1
 MAX_DATAGRAM_BYTES = 16384
 CREDENTIALS = struct.Struct("3i")
 MAX_PATH_BYTES = 100
-BOUNDS = {
-    "local_rank": (-1, 2**24), "world": (0, 2**24), "pid": (0, 2**31), "step": (-1, 2**53), "start_ns": (0, 2**63),
-    "arrived_ns": (0, 2**63), "at_ns": (0, 2**63), "samples": (0, 2**53), "dropped": (0, 2**53), "exit_code": (-(2**31), 2**31),
-    "bytes": (0, 2**63),
-}  # fmt: skip
-"""From, and below: whole numbers that a record and the store can hold; JSON itself has no bounds."""
+Natural24 = Annotated[int, Meta(ge=0, lt=2**24)]
+Natural31 = Annotated[int, Meta(ge=0, lt=2**31)]
+Natural53 = Annotated[int, Meta(ge=0, lt=2**53)]
+Natural63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Whole numbers that a record and the store can hold; JSON itself has no bounds."""
 KINDS = ("hello", "step", "phase", "save", "restore", "exit", "bye")
 
 
@@ -43,18 +43,18 @@ class Datagram(msgspec.Struct, kw_only=True):
 
     v: int
     t: str
-    job: str
-    generation: int
-    rank: int
+    job: Annotated[str, Meta(min_length=1, max_length=200)]
+    generation: Natural31
+    rank: Natural24
     node: str = ""
-    local_rank: int = -1
-    world: int = 0
-    pid: int = 0
-    step: int = -1
+    local_rank: Annotated[int, Meta(ge=-1, lt=2**24)] = -1
+    world: Natural24 = 0
+    pid: Natural31 = 0
+    step: Annotated[int, Meta(ge=-1, lt=2**53)] = -1
     phase: str = ""
-    start_ns: int = 0
-    arrived_ns: int = 0
-    at_ns: int = 0
+    start_ns: Natural63 = 0
+    arrived_ns: Natural63 = 0
+    at_ns: Natural63 = 0
     duration_ms: float = NAN
     data_ms: float = NAN
     forward_ms: float = NAN
@@ -67,10 +67,10 @@ class Datagram(msgspec.Struct, kw_only=True):
     grad_norm_local: float | str = NAN
     grad_norm: float | str = NAN
     param_checksum: float | str = NAN
-    samples: int = 0
-    dropped: int = 0
-    exit_code: int = 0
-    bytes: int = 0
+    samples: Natural53 = 0
+    dropped: Natural53 = 0
+    exit_code: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
+    bytes: Natural63 = 0
     stall_ms: float = NAN
     persist_ms: float = NAN
     where: str = ""
@@ -97,32 +97,22 @@ def parse(payload: bytes) -> Datagram:
         raise WireError(f"hook datagram of version {datagram.v}, this collector reads {WIRE_VERSION}: upgrade it first")
     if datagram.t not in KINDS:
         raise WireError(f"hook datagram of kind {datagram.t[:40]!r}, expected one of {', '.join(KINDS)}")
-    if not (0 <= datagram.rank < 2**24 and 0 <= datagram.generation < 2**31 and 0 < len(datagram.job) <= 200):
-        raise WireError(
-            f"hook datagram names job {datagram.job[:40]!r} generation {datagram.generation} rank {datagram.rank}"
-        )
-    if (wrong := out_of_bounds(datagram)) is not None:
-        raise WireError(f"hook datagram says {wrong} = {str(getattr(datagram, wrong))[:40]}, which cannot be")
-    return datagram
-
-
-def out_of_bounds(datagram: Datagram) -> str | None:
-    """Name of a number that cannot be true; None when all can."""
     if datagram.t == "step" and datagram.step < 0:
-        return "step"
-    return next((name for name, (low, end) in BOUNDS.items() if not low <= getattr(datagram, name) < end), None)
+        raise WireError("hook datagram of kind step without the number of the step")
+    return datagram
 
 
 def to_row(datagram: Datagram) -> StepRow:
     """The step in a ``step`` datagram."""
-    loss, local, norm = (number(v) for v in (datagram.loss, datagram.grad_norm_local, datagram.grad_norm))
-    said = [v for v in (datagram.loss, datagram.grad_norm_local, datagram.grad_norm) if isinstance(v, str)]
+    said = (datagram.loss, datagram.grad_norm_local, datagram.grad_norm)
+    loss, local, norm = (number(value) for value in said)
+    finite = not any(isinstance(value, str) or math.isinf(value) for value in said)
     return StepRow(
         step=datagram.step, phase=datagram.phase, started_at_ns=datagram.start_ns, duration_ms=datagram.duration_ms,
         data_ms=datagram.data_ms, forward_ms=datagram.forward_ms, backward_ms=datagram.backward_ms, wait_ms=datagram.wait_ms,
         optimizer_ms=datagram.optimizer_ms, checkpoint_ms=datagram.checkpoint_ms, arrived_at_ns=datagram.arrived_ns,
         cpu_ms=datagram.cpu_ms, loss=loss, grad_norm_local=local, grad_norm=norm, samples=datagram.samples,
-        finite=not said and not any(math.isinf(v) for v in (loss, local, norm)), param_checksum=number(datagram.param_checksum),
+        finite=finite, param_checksum=number(datagram.param_checksum),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from collectors.base import Context, Facts, Family, Sample, Source, SourceError,
 from collectors.files import Files
 from collectors.outbox import Outbox, Sender
 from collectors.ranks import RankBoard
-from collectors.runner import Runner
+from collectors.runner import Standing
 from collectors.spool import Spool
 from trainwarden import topics
 from trainwarden.bus import FailureHandler
@@ -183,7 +183,7 @@ def test_a_source_that_came_back_rests_longer_each_time(tmp_path: Path, bus: Mem
             node.ticks(1)
         slow.hold.set()
         assert slow.returned.wait(10)
-        finished(node.agent._round._runners[0])
+        finished(node.agent._round._standings[0])
     node.agent._round._deadline_s = 10.0
     node.ticks(12)
     reasons = [t.gaps[0].reason if t.gaps else "ok" for t in published(bus, Tick, topics.TICKS)]
@@ -191,10 +191,57 @@ def test_a_source_that_came_back_rests_longer_each_time(tmp_path: Path, bus: Mem
     assert reasons == [*expected, *["ok"] * (len(reasons) - len(expected))]
 
 
-def finished(runner: Runner) -> None:
+def finished(standing: Standing) -> None:
     """Return once the late answer was thrown away."""
-    while runner._busy:
+    while standing.busy:
         threading.Event().wait(0.001)
+
+
+def test_all_but_one_may_hang_and_that_one_is_still_asked(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+    node = Node(tmp_path, bus, clock, toys=("a", "b", "c", "well"))
+    node.agent._round._deadline_s = 0.5
+    for toy in node.toys[:3]:
+        toy.hold.clear()
+    node.ticks(1)
+    node.agent._round._deadline_s = 10.0
+    node.ticks(1)
+    for tick, reason in zip(published(bus, Tick, topics.TICKS), ("deadline", "hung"), strict=True):
+        assert [(g.source, g.reason) for g in tick.gaps] == [(name, reason) for name in "abc"]
+        assert tick.blocks[0].devices == ("well",)
+
+
+def test_sources_that_are_slow_together_do_not_wait_for_one_another(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
+    """Each waits until all have been asked: one after the other, none would ever answer."""
+    node = Node(tmp_path, bus, clock, toys=("a", "b", "c"))
+    node.agent._round._deadline_s = 10.0
+    together = threading.Barrier(3)
+    for toy in node.toys:
+        toy.hold.wait = lambda timeout=None: together.wait() >= 0  # type: ignore[method-assign, misc]
+    node.ticks(1)
+    [tick] = published(bus, Tick, topics.TICKS)
+    assert ([device for block in tick.blocks for device in block.devices], tick.gaps) == (["a", "b", "c"], ())
+
+
+def test_threads_that_hung_end_when_they_come_back(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+    before = source_threads()
+    node = Node(tmp_path, bus, clock, toys=("a", "b"))
+    node.agent._round._deadline_s = 0.05
+    for toy in node.toys:
+        toy.hold.clear()
+    node.ticks(3)
+    assert len(source_threads() - before) >= 2
+    for toy in node.toys:
+        toy.hold.set()
+    node.agent.close()
+    for thread in source_threads() - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def source_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "tw-sources"}
 
 
 @pytest.mark.parametrize(
