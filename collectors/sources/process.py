@@ -116,7 +116,9 @@ class ProcessSource(Source):
         return {
             "read_bytes_per_s": rate((str(pid), "read"), to_number(line_value(io, "read_bytes"))),
             "write_bytes_per_s": rate((str(pid), "write"), to_number(line_value(io, "write_bytes"))),
-            "voluntary_switches_per_s": rate((str(pid), "vol"), to_number(line_value(status, "voluntary_ctxt_switches"))),
+            "voluntary_switches_per_s": rate(
+                (str(pid), "vol"), to_number(line_value(status, "voluntary_ctxt_switches"))
+            ),
             "throttled_ratio": self._groups.throttled_ratio(pid),
         }
 

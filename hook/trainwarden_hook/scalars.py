@@ -55,10 +55,10 @@ def scalar(value: Any) -> Scalar:
     """A number, or a device tensor sent on its way; ``None`` stays ``None``."""
     if value is None or isinstance(value, float):
         return value
-    device = getattr(value, "device", None)
-    if device is None:
+    on_cpu = getattr(value, "is_cpu", None)
+    if on_cpu is None:
         return float(value)
-    if device.type == "cpu":
+    if on_cpu:
         return float(value.item())
     import torch
 

@@ -197,7 +197,9 @@ def finished(standing: Standing) -> None:
         threading.Event().wait(0.001)
 
 
-def test_all_but_one_may_hang_and_that_one_is_still_asked(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
+def test_all_but_one_may_hang_and_that_one_is_still_asked(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
     node = Node(tmp_path, bus, clock, toys=("a", "b", "c", "well"))
     node.agent._round._deadline_s = 0.5
     for toy in node.toys[:3]:

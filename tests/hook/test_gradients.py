@@ -201,6 +201,18 @@ def test_a_glance_reads_each_kind_of_number_as_what_it_is() -> None:
     assert math.isnan(local)
 
 
+def test_a_glance_follows_the_bucket_where_it_goes_and_never_reads_memory_that_was_freed() -> None:
+    """DDP makes its buckets anew after the first step, other ones, maybe where the old ones lay."""
+    tap = expensive()
+    tap.sample_stride.every = 1000
+    for count in (64, 8, 4096, 1, 0, 64):
+        assert one_step(tap, torch.ones(count)) == (None, None)
+        assert tap._seen is not None
+        assert tap._seen_at == tap._seen.data_ptr(), "what is read by its address is held"
+        local, _ = one_step(tap, torch.full((count,), math.nan))
+        assert (local is not None) == (count > 0)
+
+
 def test_a_norm_that_cannot_be_put_together_costs_the_norm_only() -> None:
     tap = GradientTap(1, Group())
     tap.begin(must_measure=True)
