@@ -10,8 +10,8 @@ One series of one tick gets about 4e-11 of one false incident a day on 10,000 GP
 support. Persistence makes it reachable: an excess must last `run_ticks` ticks, and the risk of one tick is then the root of it, corrected
 for excesses that come in runs (`Clustering`). What no model foresees is caught by what has really been spoken (`Spending`).
 
-Not wired yet: detectors still have risks of their own, `RiskSettings` is no configuration key, and their stated rates add up to more
-than the budget. Of this module only `poisson_at_least` is used by detectors.
+Where it is held: `streams.budget` spends the purses (`Spending`) where incidents are opened, so that the bound does not hang on what
+detectors believe of themselves. Their own risks are set by hand and stated per node and day.
 """
 
 from __future__ import annotations
@@ -25,20 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwarden.clock import NS_PER_S
-from trainwarden.settings import option
 
 DAY_S = 86400.0
 DETECTOR_SHARES = {"threshold": 0.25, "series": 0.25, "steps": 0.25, "mesh": 0.15, "rules": 0.10}
 """Parts of the budget by family of detectors; they add up to one."""
-
-
-@dataclass(frozen=True)
-class RiskSettings:
-    """The cluster's budget."""
-
-    false_incidents_per_day: float = option(
-        1.0, "false incidents a day that the whole cluster may have, of all detectors together"
-    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ class Line:
     run_ticks: int
 
 
-def family_budget(family: str, settings: RiskSettings | None = None) -> float:
+def family_budget(family: str, false_incidents_per_day: float = 1.0) -> float:
     """False incidents per day that a family of detectors may have.
 
     Raises
@@ -57,7 +47,7 @@ def family_budget(family: str, settings: RiskSettings | None = None) -> float:
     KeyError
         The family has no share.
     """
-    return DETECTOR_SHARES[family] * (settings or RiskSettings()).false_incidents_per_day
+    return DETECTOR_SHARES[family] * false_incidents_per_day
 
 
 def risk_per_tick(

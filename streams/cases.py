@@ -41,6 +41,8 @@ class Case:
         Something a reader should know changed since the last revision.
     confirmed
         The fault has stood for as long as its kind asks before it may lead to an action.
+    paid_by
+        Family of detectors whose purse paid for opening this incident; empty when it was free (see `streams.budget`).
     recurrence_of
         Number of earlier closed incidents of the same job, kind and culprit, by (kind, culprit); set by the correlator.
     """
@@ -71,6 +73,7 @@ class Case:
     support_at_ns: int = 0
     dirty: bool = True
     confirmed: bool = False
+    paid_by: str = ""
     _lead: Finding | None = None
 
     @property

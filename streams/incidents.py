@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from detectors.base import Frame
+from streams.budget import Budget
 from streams.cases import Case, case_of, promoted, settle_s
 from streams.causes import INFRASTRUCTURE, LINKS, Finding, culprit_of, explains, node_of
 from streams.progress import Progress
@@ -54,12 +55,18 @@ class Correlator:
     """All incidents of a cluster."""
 
     def __init__(
-        self, cluster: str, policy: Policy, settings: CorrelatorSettings | None = None, metrics: Metrics | None = None
+        self,
+        cluster: str,
+        policy: Policy,
+        settings: CorrelatorSettings | None = None,
+        metrics: Metrics | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._cluster = cluster
         self._policy = policy
         self._settings = settings or CorrelatorSettings()
         self._metrics = metrics or Metrics("correlator")
+        self._budget = budget
         self._cases: dict[str, Case] = {}
         self._closed: deque[Case] = deque(maxlen=KEPT_CLOSED)
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -88,9 +95,7 @@ class Correlator:
             self._clear(verdict, job)
         elif (case := self._host(verdict, job, now_ns)) is not None:
             self._join(case, verdict, now_ns)
-        elif reach_at_least(verdict.reach, Reach.NOTIFY):
-            self._open(verdict, job, now_ns)
-        else:
+        elif not reach_at_least(verdict.reach, Reach.NOTIFY) or not self._may_open(verdict, job, now_ns):
             self._signals.append((now_ns, verdict))
 
     def on_plan(self, plan: Plan) -> None:
@@ -141,6 +146,7 @@ class Correlator:
                 newest[incident.incident_id] = incident
         for incident in sorted(newest.values(), key=lambda i: i.timeline.verdict_at_ns):
             case = case_of(incident)
+            case.paid_by = self._budget.recall(incident) if self._budget is not None else ""
             for verdict_id in case.verdict_ids:
                 self._known[verdict_id] = None
             if case.live:
@@ -170,7 +176,27 @@ class Correlator:
     def _job_of(self, verdict: Verdict) -> str:
         return verdict.job or self.progress.job_on(node_of(verdict.entity))
 
+    def _may_open(self, verdict: Verdict, job: str, now_ns: int) -> bool:
+        """Open the incident if the budget of false ones allows it."""
+        paid_by = ""
+        disturbed = any(c.live and c.job == job and self._near(c, verdict, now_ns) for c in self._cases.values())
+        if self._budget is not None and not disturbed:
+            culprit = culprit_of(verdict.entity)
+            allies = [signal for _, signal in self._lately_about(culprit, now_ns)]
+            admitted, paid_by = self._budget.admits(verdict, (job, verdict.kind, culprit), allies, now_ns)
+            if not admitted:
+                return False
+        self._open(verdict, job, now_ns, paid_by)
+        return True
+
+    def _lately_about(self, culprit: str, now_ns: int) -> list[tuple[int, Verdict]]:
+        since_ns = now_ns - self._settings.join_s * NS_PER_S
+        return [(at_ns, s) for at_ns, s in self._signals if at_ns >= since_ns and culprit_of(s.entity) == culprit]
+
     def _clear(self, verdict: Verdict, job: str) -> None:
+        if self._budget is not None:
+            jobs = {job} if job else self._budget.jobs_waiting()
+            self._budget.take_back(verdict.kind, culprit_of(verdict.entity), jobs)
         for case in self._cases.values():
             if job in ("", case.job):
                 case.clear(verdict.kind, culprit_of(verdict.entity), verdict.observed_at_ns)
@@ -238,7 +264,7 @@ class Correlator:
 
     # --- what happens to a case -------------------------------------------------------------------------------------------
 
-    def _open(self, verdict: Verdict, job: str, now_ns: int) -> None:
+    def _open(self, verdict: Verdict, job: str, now_ns: int, paid_by: str) -> None:
         culprit = culprit_of(verdict.entity)
         if not job and self._healed_away(verdict):
             self._metrics.count("tw_verdicts_ignored_total", reason="node is out of its job")
@@ -252,11 +278,11 @@ class Correlator:
             now_ns,
             now_ns + int(self._settle_s(verdict) * NS_PER_S),
             progress.step,
+            paid_by=paid_by,
         )
         self._cases[case.incident_id] = case
-        for at_ns, signal in list(self._signals):
-            if now_ns - at_ns <= self._settings.join_s * NS_PER_S and culprit_of(signal.entity) == culprit:
-                case.take(signal, at_ns, self._policy)
+        for at_ns, signal in self._lately_about(culprit, now_ns):
+            case.take(signal, at_ns, self._policy)
         self._join(case, verdict, now_ns)
 
     def _join(self, case: Case, verdict: Verdict, now_ns: int) -> None:
@@ -366,9 +392,17 @@ class Correlator:
 
     def _close(self, case: Case, reason: str, now_ns: int) -> None:
         case.status, case.close_reason, case.closed_at_ns = IncidentStatus.CLOSED, reason, now_ns
+        if self._budget is not None and case.paid_by and (reason == "verified" or self._agreed(case)):
+            self._budget.proved(case.paid_by)
         self._publish(case, now_ns)
         self._cases.pop(case.incident_id, None)
         self._closed.append(case)
+
+    def _agreed(self, case: Case) -> bool:
+        """Whether detectors of different families named the culprit."""
+        lead = case.lead(self._policy)
+        speakers = {name for f in case.findings if f.culprit == lead.culprit for name in f.detectors}
+        return self._budget is not None and self._budget.independent(speakers)
 
     def _publish(self, case: Case, now_ns: int) -> None:
         if not case.revision:

@@ -15,6 +15,7 @@ from typing import Any
 
 from detectors.base import Frame
 from streams import recording, state
+from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
 from streams.recording import Recorder
@@ -40,6 +41,7 @@ from trainwarden.records import (
     Verdict,
     decode,
 )
+from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import ACTIONS, CATALOG, CUTS, INCIDENTS, LOGS, RAW, STATE, STEPS, TICKS, TOPOLOGY, VERDICTS
 
 log = logging.getLogger(__name__)
@@ -145,16 +147,23 @@ def replay_recording(directory: Path, config: Config) -> Replayed:
         return replay_records(_raw_records(directory), config)
     told = Replayed()
     for number, run in enumerate(state.epochs(cuts)):
-        telling = _Telling(Correlator(config.cluster, config.policy), told, list(actions))
+        telling = _Telling(_correlator(config), told, list(actions))
         _replay_epoch(directory, config, telling, run, _start_of(run, snapshots, number))
     return told
+
+
+def _correlator(config: Config) -> Correlator:
+    metrics = Metrics("replay")
+    return Correlator(
+        config.cluster, config.policy, metrics=metrics, budget=Budget(config.risk, config.policy, metrics)
+    )
 
 
 def replay_records(records: Sequence[Record], config: Config) -> Replayed:
     """Records in order of time, cut every ``streams.cut_ms`` of a simulated clock until `AFTERMATH_S` after the last."""
     told = Replayed()
     pipeline = Pipeline(config)
-    telling = _Telling(Correlator(config.cluster, config.policy), told)
+    telling = _Telling(_correlator(config), told)
     offsets: dict[tuple[str, int], int] = {}
     for now_ns, batch in _simulated_cuts(records, config.streams.cut_ms * NS_PER_MS):
         for record in batch:

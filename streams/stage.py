@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from detectors.base import Frame
 from streams import state
+from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
 from streams.state import Resume
@@ -295,7 +296,8 @@ class CorrelatorStage:
         self._clock = clock
         self._metrics = metrics or Metrics("worker")
         self._outbox = Outbox()
-        self.correlator = Correlator(config.cluster, config.policy, metrics=self._metrics)
+        budget = Budget(config.risk, config.policy, self._metrics)
+        self.correlator = Correlator(config.cluster, config.policy, metrics=self._metrics, budget=budget)
 
     def restore(self, messages: Iterable[Message]) -> int:
         """Rebuild from the incidents topic; returns the number of live incidents."""

@@ -90,6 +90,17 @@ class StreamsConfig:
 
 
 @dataclass(frozen=True)
+class RiskConfig:
+    """How often the cluster may call for nothing; see `streams.budget`."""
+
+    false_incidents_per_day: float = option(
+        1.0, "incidents a day that statistics alone may open in vain, of the whole cluster and all detectors together"
+    )
+    burst: float = option(3.0, "so many of each family of detectors at once, before the daily number counts")
+    patience_s: float = option(300.0, "an opinion that is kept back opens its incident once it has stood for so long")
+
+
+@dataclass(frozen=True)
 class ActionsConfig:
     """The action service."""
 
@@ -126,6 +137,7 @@ class Config:
     store: StoreConfig = option(StoreConfig(), "")
     collector: CollectorConfig = option(CollectorConfig(), "")
     streams: StreamsConfig = option(StreamsConfig(), "")
+    risk: RiskConfig = option(RiskConfig(), "")
     actions: ActionsConfig = option(ActionsConfig(), "")
     policy_table: PolicyConfig = option(PolicyConfig(), "")
     plugins: dict[str, dict[str, dict[str, Any]]] = option({}, "tables of plugins, unparsed")
@@ -191,6 +203,14 @@ def _require_positive(config: Config) -> None:
         value = getattr(getattr(config, table), key)
         if value <= 0:
             raise ConfigError(f"{table}.{key}: found {value:g}, expected a time above 0")
+    if config.risk.burst < 1:
+        raise ConfigError(
+            f"risk.burst: found {config.risk.burst:g}, expected 1 or more, else nothing could ever be said"
+        )
+    if not config.risk.false_incidents_per_day > 0:
+        raise ConfigError(
+            f"risk.false_incidents_per_day: found {config.risk.false_incidents_per_day:g}, expected a number above 0"
+        )
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Config:

@@ -20,6 +20,7 @@ MetricName = Literal[
     "tw_topology_conflicts_total",  # topology events that contradict what is known, by origin
     "tw_cuts_total",  # frames cut, by phase (live, replayed)
     "tw_verdicts_ignored_total",  # verdicts that the correlator put aside, by reason
+    "tw_verdicts_kept_back_total",  # opinions that the risk budget did not let open an incident, by detector
     "tw_verdicts_total",  # verdicts, by detector and kind
     "tw_incident_revisions_total",  # incident revisions published, by kind
     "tw_detector_errors_total",  # exceptions of a detector, by detector

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from detectors.risk import (
     DETECTOR_SHARES,
     Clustering,
-    RiskSettings,
     Spending,
     brier,
     calibration_error,
@@ -47,8 +46,7 @@ def true_tail(noise: object, line: float, rng: np.random.Generator) -> float:
 
 def test_the_parts_add_up_to_the_whole() -> None:
     assert sum(DETECTOR_SHARES.values()) == pytest.approx(1.0)
-    settings = RiskSettings(false_incidents_per_day=4.0)
-    assert sum(family_budget(name, settings) for name in DETECTOR_SHARES) == pytest.approx(4.0)
+    assert sum(family_budget(name, 4.0) for name in DETECTOR_SHARES) == pytest.approx(4.0)
     for ticks in (1, 3, 10):
         spent = risk_per_tick(1.0, SERIES, run_ticks=ticks) ** ticks * SERIES * DAY_TICKS
         assert spent == pytest.approx(1.0)
