@@ -1,23 +1,21 @@
-"""Network interfaces (/proc/net/dev, /sys/class/net) and RDMA ports (/sys/class/infiniband)."""
+"""Network interfaces (/proc/net/dev, /sys/class/net): traffic, link state, lost carriers, and what each is for."""
 
 from __future__ import annotations
 
 import fcntl
-import re
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, family
-from collectors.files import Files, to_number
+from collectors.network.carrier import CarrierNews, Carriers
+from collectors.network.roles import ROLES, Neighbours, checked_roles, compiled, default_routes
 from trainwarden.clock import NS_PER_S
-from trainwarden.errors import ConfigError
-from trainwarden.records import Gap
+from trainwarden.records import Gap, LogEvent
 from trainwarden.settings import option
 
-ROLES = {"": 0.0, "rail": 1.0, "management": 2.0, "storage": 3.0}
-OCTETS_PER_WORD = 4
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP, IFF_RUNNING = 0x1, 0x40
 
@@ -51,38 +49,15 @@ DEV_COLUMNS = {
     "rx_bytes_per_s": 0, "rx_packets_per_s": 1, "rx_errors_per_s": 2, "rx_dropped_per_s": 3,
     "tx_bytes_per_s": 8, "tx_packets_per_s": 9, "tx_errors_per_s": 10, "tx_dropped_per_s": 11,
 }  # fmt: skip
-
-PORT_COUNTERS = {
-    # metric: (file, width in bits, factor). The data counters count words of four octets, whatever the lane width; the narrow ones
-    # stop at their maximum instead of wrapping.
-    "rx_bytes_per_s": ("counters/port_rcv_data", 64, OCTETS_PER_WORD),
-    "tx_bytes_per_s": ("counters/port_xmit_data", 64, OCTETS_PER_WORD),
-    "rx_packets_per_s": ("counters/port_rcv_packets", 64, 1),
-    "tx_packets_per_s": ("counters/port_xmit_packets", 64, 1),
-    "rx_errors_per_s": ("counters/port_rcv_errors", 16, 1),
-    "tx_dropped_per_s": ("counters/port_xmit_discards", 16, 1),
-    "symbol_errors_per_s": ("counters/symbol_error", 16, 1),
-    "link_downed_per_s": ("counters/link_downed", 8, 1),
-    "link_recovery_per_s": ("counters/link_error_recovery", 8, 1),
-    "rx_wait_per_s": ("counters/port_xmit_wait", 32, 1),
-}
-SATURATING_ONLY = {"counters/local_link_integrity_errors": 4, "counters/excessive_buffer_overrun_errors": 4}
-WRAPPING_COUNTERS = {
-    # 32-bit counters of the driver; these do wrap
-    "out_of_sequence_per_s": "hw_counters/out_of_sequence",
-    "retransmit_timeouts_per_s": "hw_counters/local_ack_timeout_err",
-    "cnp_sent_per_s": "hw_counters/np_cnp_sent",
-    "ecn_marked_per_s": "hw_counters/np_ecn_marked_roce_packets",
-}
-RATE = re.compile(r"([0-9.]+)\s*Gb/sec")
+ROLES_EVERY_NS = 60 * NS_PER_S
 
 
 class NicSource(Source):
-    """Interfaces of this network namespace, and RDMA ports.
+    """Interfaces of this network namespace. RDMA ports are rows of the same family, read by the source `rdma`.
 
     Which interfaces exist, and their traffic, comes from one file (/proc/net/dev), so virtual interfaces cost nothing more; state comes
-    from /sys, or from the kernel directly where /sys shows another namespace. RDMA counters are read every `rdma_every_s`, because
-    each file is a request to the adapter's firmware.
+    from /sys, or from the kernel directly where /sys shows another namespace. A carrier that stays away is the event `link_drop`, one
+    that comes back `link_flap`; the kernel's own count of losses shows those between two ticks.
     """
 
     name: ClassVar[str] = "nic"
@@ -98,45 +73,109 @@ class NicSource(Source):
         ignore: str = option(
             r"lo|docker.*|br-.*|cali.*|cilium.*|veth[0-9a-f]{7,}|ifb.*|tunl.*|sit.*", "interfaces left out (regex)"
         )
-        rdma_every_s: float = option(5.0, "cadence of RDMA counters; link states are read every tick")
+        drop_after_s: float = option(240.0, "down for so long is a drop; what comes back earlier was a flap")
+        flap_window_s: float = option(12 * 3600.0, "time over which the flaps of a link are counted")
 
     def __init__(self, context: Context, settings: Any) -> None:
         super().__init__(context, settings)
         self._rates = Rates(context.clock)
-        self._ignored = _compiled(settings.ignore)
+        self._ignored = compiled("collector.sources.nic.ignore", settings.ignore)
         self._links = Links(context)
-        self._ports = RdmaPorts(context.files, self._rates)
-        self._rdma_at_ns: int | None = None
+        self._roles = Roles(context, checked_roles("collector.sources.nic.roles", settings.roles), self._links)
+        self._carriers = Carriers(settings.drop_after_s, settings.flap_window_s)
+        self._changes: dict[str, float] = {}
+        self._names: set[str] = set()
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
+        found = parse_dev(self.context.files.text("/proc/net/dev"))
+        names = [name for name in found if not self._ignored.fullmatch(name)]
+        roles = self._roles.of(names)
         rows: dict[str, Row] = {}
-        for name, counters in parse_dev(self.context.files.text("/proc/net/dev")).items():
-            if not self._ignored.fullmatch(name):
-                rows[name] = {**self._links.state(name), **self._traffic(name, counters), "role": self._role(name)}
-        rows.update(self._ports.rows(self._rdma_due()))
-        devices = {name for name in rows}
-        self._rates.keep(lambda key: key[0] in devices)
-        gaps = () if rows else (Gap(self.name, "no_interfaces"),)
-        return Sample(NIC.block(rows), gaps)
+        for name in names:
+            rows[name] = {**self._links.state(name), **self._traffic(name, found[name]), "role": ROLES[roles[name]]}
+            self._follow(name, rows[name].get("carrier", NAN), roles[name])
+        self._forget_others(set(names))
+        return Sample(NIC.block(rows), () if rows else (Gap(self.name, "no_interfaces"),))
 
     def _traffic(self, name: str, counters: list[float]) -> Row:
         rates = {m: self._rates.per_second((name, m), counters[i]) for m, i in DEV_COLUMNS.items()}
         changes = self.context.files.number(f"/sys/class/net/{name}/carrier_changes") if self._links.own(name) else None
+        if changes is not None:
+            self._changes[name] = changes
         return {**rates, "carrier_changes_per_s": self._rates.per_second((name, "carrier"), changes)}
 
-    def _role(self, name: str) -> float:
-        given = self.settings.roles.get(name, "")
-        if not given and self._links.is_rail(name, self.context.facts.rail_address):
-            given = "rail"
-        return ROLES.get(given, 0.0)
+    def _follow(self, name: str, carrier: float, role: str) -> None:
+        """Tell of a carrier that was lost. Half of all changes are losses where the kernel does not count them apart."""
+        changes = self._changes.get(name)
+        losses = None if changes is None else changes // 2
+        news = self._carriers.follow(name, carrier, losses, self.context.clock.monotonic_ns())
+        if news is not None:
+            self.context.outlet.log(self._event(name, role, news), urgent=news.kind == "drop")
 
-    def _rdma_due(self) -> bool:
-        now_ns = self.context.clock.monotonic_ns()
-        due = self._rdma_at_ns is None or now_ns - self._rdma_at_ns >= self.settings.rdma_every_s * NS_PER_S
-        if due:
-            self._rdma_at_ns = now_ns
-        return due
+    def _event(self, name: str, role: str, news: CarrierNews) -> LogEvent:
+        downs = self.context.files.text(f"/sys/class/net/{name}/carrier_down_count")
+        ups = self.context.files.text(f"/sys/class/net/{name}/carrier_up_count")
+        told = {"interface": name, "role": role, "count": str(news.count), "down_s": f"{news.down_s:.0f}",
+                "flaps": str(news.flaps_in_window), "carrier_down_count": downs, "carrier_up_count": ups}  # fmt: skip
+        line = {
+            "drop": f"{name}: no carrier for {news.down_s:.0f} s",
+            "flap": f"{name}: carrier lost and won {news.count} times, {news.flaps_in_window} within the window",
+            "back": f"{name}: carrier is back after {news.down_s:.0f} s",
+        }[news.kind]
+        return LogEvent(source=self.name, severity="info" if news.kind == "back" else "warning", code=f"link_{news.kind}",
+                        line=line, attributes={key: value for key, value in told.items() if value})  # fmt: skip
+
+    def _forget_others(self, names: set[str]) -> None:
+        if names == self._names:
+            return
+        for gone in self._names - names:
+            self.context.files.forget(f"/sys/class/net/{gone}")
+            self._changes.pop(gone, None)
+        self._names = names
+        self._carriers.keep(names)
+        self._rates.keep(lambda key: key[0] in names)
+
+
+class Roles:
+    """What each interface is for: as set, else the rail address, a neighbour of an accelerator, the name; the one with the default
+    route manages the machine, but only where another one is a rail: a machine with one interface trains over it.
+    """
+
+    def __init__(self, context: Context, given: Mapping[str, str], links: Links) -> None:
+        self._context = context
+        self._given = given
+        self._links = links
+        self._neighbours = Neighbours(context.files)
+        self._known: dict[str, str] = {}
+        self._key: tuple[list[str], str] = ([], "")
+        self._at_ns: int | None = None
+
+    def of(self, names: list[str]) -> dict[str, str]:
+        """Role by interface, empty where nothing tells; looked up again once a minute and when something changed."""
+        now_ns = self._context.clock.monotonic_ns()
+        key = (names, self._context.facts.rail_address)
+        if self._at_ns is None or key != self._key or now_ns - self._at_ns >= ROLES_EVERY_NS:
+            self._known, self._key, self._at_ns = self._infer(names), key, now_ns
+        return self._known
+
+    def _infer(self, names: list[str]) -> dict[str, str]:
+        text = self._context.files.text
+        roles = {name: self._given.get(name) or self._own(name) for name in names}
+        default = default_routes(text("/proc/net/route"), text("/proc/net/ipv6_route"))
+        for name in default & set(names):
+            others = (role for other, role in roles.items() if other != name)
+            if name not in self._given and not self._has_rail_address(name) and "rail" in others:
+                roles[name] = "management"
+        return roles
+
+    def _own(self, name: str) -> str:
+        if self._has_rail_address(name):
+            return "rail"
+        return self._neighbours.role(f"/sys/class/net/{name}/device", name)
+
+    def _has_rail_address(self, name: str) -> bool:
+        return self._links.is_rail(name, self._context.facts.rail_address)
 
 
 class Links:
@@ -208,60 +247,6 @@ class Links:
             return b""
 
 
-class RdmaPorts:
-    """Ports under /sys/class/infiniband, as devices ``mlx5_0/1``."""
-
-    ROOT = "/sys/class/infiniband"
-
-    def __init__(self, files: Files, rates: Rates) -> None:
-        self._files = files
-        self._rates = rates
-        self._counted: dict[str, Row] = {}
-
-    def rows(self, counters_due: bool) -> dict[str, Row]:
-        """One row per port. Between two readings of the counters their columns are absent, not repeated."""
-        rows: dict[str, Row] = {}
-        for device in self._files.names(self.ROOT):
-            for port in self._files.names(f"{self.ROOT}/{device}/ports"):
-                base = f"{self.ROOT}/{device}/ports/{port}"
-                name = f"{device}/{port}"
-                rows[name] = {**self._state(base), **(self._counters(name, base) if counters_due else {})}
-        return rows
-
-    def _state(self, base: str) -> Row:
-        state, physical = (
-            number_of_state(self._files.text(f"{base}/state")),
-            number_of_state(self._files.text(f"{base}/phys_state")),
-        )
-        rate = RATE.match(self._files.text(f"{base}/rate"))
-        return {
-            "up": NAN if physical is None else float(physical == 5),
-            "carrier": NAN if state is None else float(state == 4),
-            "speed_mbps": float(rate.group(1)) * 1000 if rate else NAN,
-        }
-
-    def _counters(self, name: str, base: str) -> Row:
-        row: dict[str, float] = {}
-        saturated = 0
-        for metric, (file, bits, factor) in PORT_COUNTERS.items():
-            value = self._files.number(f"{base}/{file}")
-            saturated += value is not None and value >= 2**bits - 1
-            row[metric] = self._rates.per_second((name, metric), value, factor)
-        for file, bits in SATURATING_ONLY.items():
-            value = self._files.number(f"{base}/{file}")
-            saturated += value is not None and value >= 2**bits - 1
-        for metric, file in WRAPPING_COUNTERS.items():
-            row[metric] = self._rates.per_second((name, metric), self._files.number(f"{base}/{file}"))
-        return {**row, "saturated_count": float(saturated)}
-
-
-def _compiled(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"collector.sources.nic.ignore: {text!r} is no regular expression: {error}") from None
-
-
 def parse_dev(text: str) -> dict[str, list[float]]:
     """Interfaces and their sixteen counters in /proc/net/dev; lines of another shape are left out."""
     found: dict[str, list[float]] = {}
@@ -271,9 +256,3 @@ def parse_dev(text: str) -> dict[str, list[float]]:
         if colon and len(words) >= 16 and all(word.isdigit() for word in words):
             found[name.strip()] = [float(word) for word in words]
     return found
-
-
-def number_of_state(text: str) -> int | None:
-    """The number in ``4: ACTIVE``; None when there is none."""
-    number = to_number(text.partition(":")[0])
-    return int(number) if number is not None else None

@@ -492,7 +492,7 @@ def test_ranks_are_known_after_a_restart(tmp_path: Path, bus: MemoryBus) -> None
             {"sources": {"mesh": {"timeout": 3}}},
             r"collector\.sources\.mesh\.timeout: unknown key, did you mean 'timeout_ms'",
         ),
-        ({"sources": {"nic": {"rdma_every_s": "fast"}}}, r"collector\.sources\.nic\.rdma_every_s"),
+        ({"sources": {"nic": {"drop_after_s": "fast"}}}, r"collector\.sources\.nic\.drop_after_s"),
         ({"peers": {"n1": "nowhere"}}, r"collector\.peers\.n1"),
     ],
 )

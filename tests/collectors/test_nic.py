@@ -1,4 +1,4 @@
-"""The network source: units, states, roles, RDMA counters that stick at their maximum."""
+"""The network source: units, states, roles, lost carriers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from collectors.sources.nic import Links, NicSource, number_of_state, parse_dev
-from tests.collectors.kit import bench, devices, values
+from collectors.network.carrier import Carriers
+from collectors.network.roles import bridges, default_routes, role_by_name
+from collectors.sources.nic import Links, NicSource, parse_dev
+from tests.collectors.kit import Bench, bench, devices, values
+from trainwarden.clock import NS_PER_S
 from trainwarden.errors import ConfigError
 
-PORT = "/sys/class/infiniband/mlx5_0/ports/1"
+ROUTES = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 
 
 def test_golden_values_of_an_interface(tmp_path: Path) -> None:
@@ -45,58 +48,10 @@ def test_no_interface_is_a_gap(tmp_path: Path) -> None:
     assert [g.reason for g in board.build(NicSource).sample(0).gaps] == ["no_interfaces"]
 
 
-def test_data_counters_count_words_of_four_octets(tmp_path: Path) -> None:
-    board = bench(tmp_path, "h100")
-    source = board.build(NicSource, rdma_every_s=1.0)
-    source.sample(0)
-    board.write(f"{PORT}/counters/port_rcv_data", str(230539874932483 + 12_500_000_000))
-    board.write(f"{PORT}/counters/port_rcv_packets", str(317548853677 + 1000))
-    board.write(f"{PORT}/hw_counters/out_of_sequence", "8")
-    row = values(source, board.second(source, 2.0), "nic", "mlx5_0/1")
-    assert row["rx_bytes_per_s"] == pytest.approx(25e9)  # 12.5e9 words in 2 s
-    assert row["tx_bytes_per_s"] == 0
-    assert row["rx_packets_per_s"] == pytest.approx(500)
-    assert row["out_of_sequence_per_s"] == pytest.approx(4)
-    assert (row["up"], row["carrier"], row["speed_mbps"]) == (1, 1, 400_000)
-    assert row["saturated_count"] == 1  # excessive_buffer_overrun_errors stands at 15 of 15
-
-
-def test_a_saturated_counter_is_told(tmp_path: Path) -> None:
-    board = bench(tmp_path, "h100")
-    board.write(f"{PORT}/counters/symbol_error", "65535")
-    board.write(f"{PORT}/counters/link_downed", "255")
-    source = board.build(NicSource)
-    assert values(source, source.sample(0), "nic", "mlx5_0/1")["saturated_count"] == 3
-
-
-def test_states_of_a_port_are_read_every_tick_and_counters_are_not(tmp_path: Path) -> None:
-    board = bench(tmp_path, "h100")
-    source = board.build(NicSource, rdma_every_s=5.0)
-    source.sample(0)
-    board.write(f"{PORT}/state", "1: DOWN")
-    board.write(f"{PORT}/phys_state", "2: Polling")
-    row = values(source, board.second(source), "nic", "mlx5_0/1")
-    assert (row["up"], row["carrier"]) == (0, 0)
-    assert "rx_bytes_per_s" not in row
-    assert "rx_bytes_per_s" in values(source, board.second(source, 4.0), "nic", "mlx5_0/1")
-
-
-def test_a_counter_that_says_na_is_absent_and_left_alone(tmp_path: Path) -> None:
-    board = bench(tmp_path, "h100")
-    board.write(f"{PORT}/counters/port_rcv_data", "N/A (no PMA)")
-    source = board.build(NicSource, rdma_every_s=1.0)
-    source.sample(0)
-    row = values(source, board.second(source), "nic", "mlx5_0/1")
-    assert "rx_bytes_per_s" not in row
-    assert "tx_bytes_per_s" in row
-
-
 def test_parsers_survive_odd_lines() -> None:
     assert parse_dev("Inter-| Receive\n face |bytes\n eth0:1 2 3\n junk\n x: " + " ".join("1" * 16)) == {
         "x": [1.0] * 16
     }
-    assert number_of_state("4: ACTIVE") == 4
-    assert number_of_state("") is None
 
 
 def test_loopback_on_the_real_tree_is_known_to_the_kernel(tmp_path: Path) -> None:
@@ -112,3 +67,126 @@ def test_loopback_on_the_real_tree_is_known_to_the_kernel(tmp_path: Path) -> Non
 def test_an_expression_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"collector\.sources\.nic\.ignore: '\(' is no regular expression"):
         bench(tmp_path).build(NicSource, ignore="(")
+
+
+def test_a_role_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"collector\.sources\.nic\.roles\.eth0: 'rale' is no role: known are rail, management, storage",
+    ):
+        bench(tmp_path).build(NicSource, roles={"eth0": "rale"})
+
+
+# --- roles -----------------------------------------------------------------------------------------------------------------------
+
+
+def machine(tmp_path: Path) -> Bench:
+    """Four interfaces: one below the switch of a GPU, one with the default route, one called after storage, one of no mark."""
+    board = bench(tmp_path)
+    lines = [f"{name}: " + " ".join("0" * 16) for name in ("ens1", "ens2", "storage0", "ens9")]
+    board.write("/proc/net/dev", "\n".join(lines))
+    board.write("/proc/net/route", ROUTES + "ens2\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n")
+    switch = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0"
+    board.write(f"{switch}/0000:17:00.0/class", "0x030200\n")
+    board.write(f"{switch}/0000:18:00.0/class", "0x020000\n")
+    board.write("/sys/devices/pci0000:00/0000:00:1f.0/0000:01:00.0/class", "0x020000\n")
+    for address in ("15:01.0/0000:16:00.0/0000:17:00.0", "15:01.0/0000:16:00.0/0000:18:00.0"):
+        link(board, f"sys/bus/pci/devices/{address.rpartition('/')[2]}", f"sys/devices/pci0000:15/0000:{address}")
+    link(board, "sys/class/net/ens1/device", f"{switch}/0000:18:00.0".lstrip("/"))
+    link(board, "sys/class/net/ens2/device", "sys/devices/pci0000:00/0000:00:1f.0/0000:01:00.0")
+    return board
+
+
+def link(board: Bench, name: str, target: str) -> None:
+    path = board.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(board.root / target)
+
+
+def roles(board: Bench, **settings: object) -> dict[str, float]:
+    source = board.build(NicSource, **settings)
+    sample = source.sample(0)
+    return {name: values(source, sample, "nic", name)["role"] for name in devices(sample, "nic")}
+
+
+def test_the_neighbour_of_a_gpu_is_a_rail_and_the_default_route_is_for_management(tmp_path: Path) -> None:
+    assert roles(machine(tmp_path)) == {"ens1": 1, "ens2": 2, "storage0": 3, "ens9": 0}
+
+
+def test_a_setting_overrides_what_is_inferred(tmp_path: Path) -> None:
+    assert roles(machine(tmp_path), roles={"ens1": "storage", "ens9": "rail"}) == {
+        "ens1": 3,
+        "ens2": 2,
+        "storage0": 3,
+        "ens9": 1,
+    }
+
+
+def test_the_only_interface_is_not_put_aside_for_its_default_route(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    board.write("/proc/net/route", ROUTES + "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n")
+    assert roles(board) == {"eth0": 0}
+
+
+def test_marks_of_roles() -> None:
+    assert default_routes("", "0" * 32 + " 00 " + "0" * 32 + " 00 fe80 00000400 1 0 00000003 eth1") == {"eth1"}
+    assert default_routes("x\neth0 00000000", "bad") == set()
+    assert [role_by_name(n) for n in ("ibp26s0", "nvmf1", "eno1", "eth3")] == ["rail", "storage", "management", ""]
+    assert bridges("/sys/devices/virtual/net/bond0") == ()
+
+
+# --- lost carriers -----------------------------------------------------------------------------------------------------------------
+
+
+def carrier(board: Bench, state: int, changes: int) -> None:
+    board.write("/sys/class/net/eth0/carrier", f"{state}\n")
+    board.write("/sys/class/net/eth0/carrier_changes", f"{changes}\n")
+
+
+def test_a_carrier_that_stays_away_is_one_drop_and_its_return_is_told(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    source = board.build(NicSource, drop_after_s=30)
+    source.sample(0)
+    carrier(board, 0, 3)
+    for _ in range(40):
+        board.second(source)
+    assert board.outlet.codes == ["link_drop"]
+    event, urgent = board.outlet.logs[0]
+    assert (urgent, event.severity, event.attributes["interface"], event.attributes["down_s"]) == (
+        True,
+        "warning",
+        "eth0",
+        "30",
+    )
+    carrier(board, 1, 4)
+    board.second(source)
+    assert board.outlet.codes == ["link_drop", "link_back"]
+
+
+def test_a_flap_between_two_ticks_is_seen_by_the_count_of_changes(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    board.write("/sys/class/net/eth0/carrier_down_count", "4\n")
+    source = board.build(NicSource)
+    carrier(board, 1, 2)
+    source.sample(0)
+    carrier(board, 1, 8)
+    board.second(source)
+    (event, urgent) = board.outlet.logs[0]
+    assert (event.code, event.attributes["count"], urgent) == ("link_flap", "3", False)
+    assert event.attributes["carrier_down_count"] == "4"
+
+
+def test_flaps_are_folded_and_forgotten_after_the_window() -> None:
+    carriers = Carriers(drop_after_s=240, window_s=100)
+    told = []
+    for second in range(0, 130):
+        news = carriers.follow("ib0", 0.0 if second % 10 == 5 else 1.0, None, second * NS_PER_S)
+        told += [news] if news else []
+    assert [(n.kind, n.count) for n in told] == [("flap", 1), ("flap", 6), ("flap", 6)]
+    assert told[-1].flaps_in_window == 11
+
+
+def test_a_link_that_was_never_up_is_no_news() -> None:
+    carriers = Carriers(drop_after_s=5, window_s=100)
+    assert [carriers.follow("eth3", 0.0, None, second * NS_PER_S) for second in range(20)] == [None] * 20
+    assert carriers.follow("eth3", float("nan"), 7, 21 * NS_PER_S) is None
