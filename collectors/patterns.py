@@ -1,10 +1,10 @@
-"""The table of known log lines (`patterns.toml`) and the matcher; adding a pattern is adding an entry there."""
+"""The tables of known log lines (`patterns.toml`, `patterns_*.toml`) and the matcher; adding a pattern is adding an entry there."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,10 @@ from typing import Any
 from trainwarden.errors import ConfigError
 
 TABLE = Path(__file__).with_name("patterns.toml")
+MORE = "patterns_*.toml"
+GATE_CHARS = 4
+COMMON = frozenset("etaoinsrhldcumfpgwybvk0123456789 ._-=/:")
+"""Characters of which logs are full: a search for a literal that begins with another one passes over most of them."""
 SEVERITIES = ("info", "warning", "error", "critical")
 
 STAMP = re.compile(
@@ -61,6 +65,7 @@ class Pattern:
     levels: Mapping[str, str] = field(default_factory=dict)
     when: tuple[When, ...] = ()
     fold: tuple[str, ...] | None = None
+    source: str = ""
 
     def match(self, line: str) -> Hit | None:
         """The hit, if the line is of this kind."""
@@ -105,6 +110,17 @@ class PatternTable:
         literals = {re.escape(p.contains) for p in patterns}
         openers = [f"(?:{_without_names(part.pattern)})" for pair in pairs for part in (pair.opens, pair.closes)]
         self._any = re.compile("|".join([*sorted(literals), *openers]))
+        self._opens = [pair.opens for pair in pairs]
+
+    def gate(self, more: Iterable[str] = ()) -> re.Pattern[bytes]:
+        """Finds places in a block of lines where a known one, or one that contains a literal of `more`, may be."""
+        literals = [p.contains for p in self.patterns] + [literal_of(pair.opens.pattern) for pair in self.pairs]
+        found = {rare_end(literal) for literal in [*literals, *more] if literal}
+        return re.compile("|".join(re.escape(literal) for literal in sorted(found)).encode())
+
+    def opens_pair(self, line: str) -> bool:
+        """Whether a line is the first of two."""
+        return any(opens.search(line) for opens in self._opens)
 
     def interesting(self, line: str) -> bool:
         """Whether some pattern may match."""
@@ -123,6 +139,11 @@ class PairMemory:
     def __init__(self, table: PatternTable) -> None:
         self._table = table
         self._open: dict[int, tuple[re.Match[str], int]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a second line is awaited."""
+        return bool(self._open)
 
     def feed(self, line: str) -> Hit | None:
         """The event that `line` completes, if one."""
@@ -143,18 +164,38 @@ class PairMemory:
         return completed
 
 
-def load(path: Path = TABLE) -> PatternTable:
-    """The table in `path`; raises `ConfigError` naming the entry that is wrong."""
+def load(path: Path | None = None) -> PatternTable:
+    """The table in `path`, else the shipped ones; raises `ConfigError` naming the entry that is wrong."""
+    documents = [_document(found) for found in ([path] if path else [TABLE, *sorted(TABLE.parent.glob(MORE))])]
+    return PatternTable(
+        tuple(pattern for patterns, _ in documents for pattern in patterns),
+        tuple(pair for _, pairs in documents for pair in pairs),
+    )
+
+
+def _document(path: Path) -> tuple[list[Pattern], list[Pair]]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return [_pattern(e) for e in document.get("pattern", [])], [_pair(e) for e in document.get("pair", [])]
+    except (OSError, tomllib.TOMLDecodeError, ConfigError) as error:
         raise ConfigError(f"log patterns {path}: {error}") from None
-    try:
-        patterns = tuple(_pattern(entry) for entry in document.get("pattern", []))
-        pairs = tuple(_pair(entry) for entry in document.get("pair", []))
-    except ConfigError as error:
-        raise ConfigError(f"log patterns {path}: {error}") from None
-    return PatternTable(patterns, pairs)
+
+
+def rare_end(literal: str) -> str:
+    """The end of a literal from its first rare character on, if enough is left.
+
+    Examples
+    --------
+    >>> rare_end("dropped by NVRM: Xid"), rare_end("table full")
+    ('NVRM: Xid', 'table full')
+    """
+    starts = [i for i, c in enumerate(literal) if c not in COMMON and len(literal) - i >= GATE_CHARS]
+    return literal[starts[0] :] if starts else literal
+
+
+def literal_of(regex: str) -> str:
+    """The plain text that an expression begins with."""
+    return re.split(r"[\\\[(.*+?|{^$]", regex, maxsplit=1)[0]
 
 
 def normal_pci(text: str) -> str:
@@ -200,7 +241,7 @@ def _pattern(entry: Mapping[str, Any]) -> Pattern:
             raise ConfigError(f"pattern {name!r} has no {key!r}")
     fold = tuple(entry["fold"]) if "fold" in entry else None
     return Pattern(name, entry["contains"], _regex(name, entry["regex"]), entry["code"], _severity(name, entry.get("severity", "")),
-                   entry.get("by", ""), levels, when, fold)  # fmt: skip
+                   entry.get("by", ""), levels, when, fold, str(entry.get("source", "")))  # fmt: skip
 
 
 def _pair(entry: Mapping[str, Any]) -> Pair:

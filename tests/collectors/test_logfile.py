@@ -216,16 +216,16 @@ def test_a_pattern_that_fails_costs_its_line_and_is_told(tmp_path: Path, monkeyp
     plain = source._table.match
 
     def match(line: str) -> object:
-        if "first" in line:
+        if "first line" in line:
             raise KeyError("xid")
         return plain(line)
 
     monkeypatch.setattr(source._table, "match", match)
-    add(path, "the first line\n" + XID.format(79, "GPU has fallen off the bus."))
+    add(path, "NVRM: Xid of the first line\n" + XID.format(79, "GPU has fallen off the bus."))
     source.poll()
     assert board.outlet.codes == ["xid:79"]
     [(origin, reason, payload)] = board.outlet.letters
-    assert (origin, payload) == ("logfile:kernel", b"the first line")
+    assert (origin, payload) == ("logfile:kernel", b"NVRM: Xid of the first line")
     assert "KeyError" in reason
 
 
