@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol
 
 from collectors.files import Files
 from collectors.ranks import RankBoard
+from collectors.topology.facts import FactBoard
+from collectors.topology.processes import Processes
 from trainwarden.clock import Clock
 from trainwarden.records import Block, Catalog, Gap, LogEvent, Metric, StepRow, catalog_id_of, pack_floats
 from trainwarden.registry import Registry
@@ -107,6 +109,10 @@ class Facts:
     rail_address: str = ""
     probe_address: str = ""
     clock_offset_ms: float = NAN
+    board: FactBoard = field(default_factory=FactBoard)
+    processes: Processes = field(default_factory=Processes)
+    gpus: int = 0
+    pod_devices: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,13 @@ class Source(ABC):
     @abstractmethod
     def sample(self, now_ns: int) -> Sample:
         """Read everything now. May raise `OSError` or `SourceError`; may be slow: the agent does not wait for long."""
+
+    def explain(self) -> str:
+        """One sentence for a person about what is here and what is not; empty: what the sample and its gaps say is all.
+
+        Called once, after two samples, by `trainwarden collect --once --explain`; it may wait for a second.
+        """
+        return ""
 
     def start(self) -> None:  # noqa: B027 - most sources have nothing to start
         """Open sockets, start threads. Called once before the first sample."""
