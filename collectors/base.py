@@ -19,6 +19,7 @@ from collectors.files import Files
 from collectors.ranks import RankBoard
 from collectors.topology.facts import FactBoard
 from collectors.topology.processes import Processes
+from collectors.xids import XidBoard
 from trainwarden.clock import Clock
 from trainwarden.records import Block, Catalog, Gap, LogEvent, Metric, StepRow, catalog_id_of, pack_floats
 from trainwarden.registry import Registry
@@ -113,6 +114,7 @@ class Facts:
     processes: Processes = field(default_factory=Processes)
     gpus: int = 0
     pod_devices: dict[str, int] = field(default_factory=dict)
+    xids: XidBoard = field(default_factory=XidBoard)
 
 
 @dataclass(frozen=True)

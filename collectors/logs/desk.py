@@ -156,11 +156,18 @@ class Desk:
     def _publish(
         self, channel: Channel, text: str, hit: patterns.Hit, said: Said, extra: dict[str, str] | None
     ) -> None:
+        if hit.code.startswith("xid:") and self._told(hit):
+            return
         event = self._event(channel, text, hit, said, extra or {})
         admitted = self._folder.admit(f"{channel.name}\x1f{hit.fold_key}", event, self._context.clock.monotonic_ns())
         self.spoke = True
         if admitted is not None:
             self._context.outlet.log(admitted, urgent=hit.severity == URGENT)
+
+    def _told(self, hit: patterns.Hit) -> bool:
+        """Whether the GPU source told this Xid a moment ago, by the driver's word."""
+        pci, now_ns = hit.attributes.get("pci", ""), self._context.clock.monotonic_ns()
+        return bool(pci) and not self._context.facts.xids.by_kernel(pci, hit.code, now_ns)
 
     def _event(self, channel: Channel, text: str, hit: patterns.Hit, said: Said, extra: dict[str, str]) -> LogEvent:
         layouts = self._context.ranks.layouts()
