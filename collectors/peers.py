@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from collectors.base import Worker
 from collectors.echo import split_address
+from collectors.topology.rotation import Place
 from trainwarden import topics
-from trainwarden.bus import Bus, Subscriber
+from trainwarden.bus import Bus, Message, Subscriber
 from trainwarden.clock import NS_PER_S, Clock
 from trainwarden.errors import DecodeError, TrainwardenError
 from trainwarden.records import TopologyEvent, decode
@@ -34,14 +35,34 @@ class PeerLearner:
     """Reads announcements every half minute; a node that announced nothing for ten minutes is forgotten.
 
     Without a broker, or with one that fails, the last picture stays.
+
+    Parameters
+    ----------
+    learner
+        Who wants to know the addresses; None: nobody.
+    places
+        Called with leaf and rail of every node, before `learner` hears of the addresses.
+    listeners
+        Called with the payloads of other topics, which are read along: one reader is enough for a node.
     """
 
-    def __init__(self, connect: Callable[[], Bus], clock: Clock, learner: Learner) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Bus],
+        clock: Clock,
+        learner: Learner | None,
+        places: Callable[[dict[str, Place]], None] | None = None,
+        listeners: Mapping[str, Callable[[bytes], None]] | None = None,
+    ) -> None:
         self._connect = connect
         self._clock = clock
         self._learner = learner
+        self._tell_places = places
+        self._listeners = dict(listeners or {})
+        self._topics = [topics.TOPOLOGY.name, *self._listeners] if learner is not None else list(self._listeners)
         self._subscriber: Subscriber | None = None
         self._peers: dict[str, tuple[str, int]] = {}
+        self._places: dict[str, Place] = {}
         self._worker = Worker("tw-peers", self._turn, self._failed)
 
     def start(self) -> None:
@@ -57,18 +78,28 @@ class PeerLearner:
         """Take in everything announced since the last call, and pass the picture on."""
         try:
             if self._subscriber is None:
-                self._subscriber = self._connect().subscriber([topics.TOPOLOGY.name])
+                self._subscriber = self._connect().subscriber(self._topics)
             for _ in range(MAX_POLLS):
                 messages = self._subscriber.poll(0.5)
                 for message in messages:
-                    self._take(message.value)
+                    self._hear(message)
                 if not messages:
                     break
         except TrainwardenError as error:
             logger.info("peers are not learnt now: %s", error)
             self._drop()
         self._forget()
-        self._learner.learn({node: address for node, (address, _) in self._peers.items()})
+        if self._tell_places is not None:
+            self._tell_places({node: self._places[node] for node in self._peers})
+        if self._learner is not None:
+            self._learner.learn({node: address for node, (address, _) in self._peers.items()})
+
+    def _hear(self, message: Message) -> None:
+        listener = self._listeners.get(message.topic)
+        if listener is None:
+            self._take(message.value)
+        else:
+            listener(message.value)
 
     def _take(self, payload: bytes) -> None:
         try:
@@ -83,10 +114,12 @@ class PeerLearner:
             self._peers.pop(node, None)
         else:
             self._peers[node] = (address, event.observed_at_ns)
+            self._places[node] = Place(event.attributes.get("leaf", ""), event.attributes.get("rail", ""))
 
     def _forget(self) -> None:
         limit_ns = self._clock.now_ns() - FORGET_NS
         self._peers = {node: known for node, known in self._peers.items() if known[1] >= limit_ns}
+        self._places = {node: place for node, place in self._places.items() if node in self._peers}
 
     def _turn(self) -> None:
         self.read()

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from collectors import echo
 from collectors.base import NAN, Context, Family, Row, Sample, Source, Worker, family
+from collectors.topology.rotation import STABLE, Place, Rotation, probes_per_peer_s
 from trainwarden.errors import ConfigError
 from trainwarden.records import Gap
 from trainwarden.settings import option
@@ -36,6 +37,8 @@ MESH = family(
 )  # fmt: skip
 
 LEARNT_LIMIT = 4096
+LEFT_LIMIT = 64
+"""Peers of past epochs that wait for the next sample."""
 
 
 @dataclass
@@ -69,7 +72,8 @@ class MeshSource(Source):
     """Prober and responder.
 
     A probe that comes back as "port unreachable" is neither sent nor lost: the way is fine, only the peer's collector is not there. With
-    more than `max_peers` peers, the ring neighbours and a fixed choice of others are probed.
+    more than `max_peers` peers, ring neighbours and a node on the same rail are probed for good, the other leaves in turn
+    (`collectors.topology.rotation`), and fewer than 20 probes a second leave the node.
     """
 
     name: ClassVar[str] = "mesh"
@@ -101,6 +105,11 @@ class MeshSource(Source):
         self._retry_at = 0.0
         self._peers: dict[str, Peer] = {}
         self._wanted = {name: _address(name, text) for name, text in settings.peers.items()}
+        self._places: dict[str, Place] = {}
+        self._rotation: Rotation | None = None
+        self._epoch = -1
+        self._period_s = 1.0 / settings.probes_per_s
+        self._left: list[Peer] = []
         self._changed = True
         self._worker = Worker("tw-mesh", self.turn, self._failed)
         context.facts.rail_address = settings.rail_address
@@ -129,12 +138,23 @@ class MeshSource(Source):
             self._changed = self._changed or wanted != self._wanted
             self._wanted = wanted
 
+    def learn_places(self, places: dict[str, Place]) -> None:
+        """Leaf and rail of the nodes, as far as anybody said."""
+        own = self.context.facts.board.merged("node")
+        here = Place(*(own[key].value if key in own else "" for key in ("leaf", "rail")))
+        known = {**places, self.context.node: here if here.leaf else places.get(self.context.node, here)}
+        with self._lock:
+            self._changed = self._changed or known != self._places
+            self._places = known
+
     def sample(self, now_ns: int) -> Sample:
         del now_ns
         with self._lock:
-            rows = {name: peer.row() for name, peer in sorted(self._peers.items())}
-            offsets = [value for peer in self._peers.values() for value in peer.offsets_ms]
-            for peer in self._peers.values():
+            left, self._left = self._left, []
+            peers = {**{peer.name: peer for peer in left}, **self._peers}
+            rows = {name: peer.row() for name, peer in sorted(peers.items())}
+            offsets = [value for peer in peers.values() for value in peer.offsets_ms]
+            for peer in peers.values():
                 peer.offsets_ms = []
         self.context.facts.clock_offset_ms = statistics.median(offsets) if offsets else NAN
         self._report_refusals()
@@ -155,7 +175,7 @@ class MeshSource(Source):
         if self._listening is None:
             self._listen(now)
         if now >= self._next_round:
-            self._next_round = max(now, self._next_round + 1.0 / self.settings.probes_per_s)
+            self._next_round = max(now, self._next_round + self._period_s)
             self._send_round(now)
         for _ in self._selector.select(max(0.0, self._next_round - now)):
             if self._listening is not None:
@@ -169,7 +189,7 @@ class MeshSource(Source):
         for peer in self._peers.values():
             self._collect(peer)
         self._expire(now)
-        if self._changed:
+        if self._changed or (self._rotation is not None and self._rotation.epoch_at(time.time_ns()) != self._epoch):
             self._choose()
         for peer in self._peers.values():
             if peer.socket is None and not self._open(peer):
@@ -234,20 +254,36 @@ class MeshSource(Source):
                     peer.lost += 1
 
     def _choose(self) -> None:
-        """Make the peers probed those wanted; a changed address is a new peer."""
+        """Make the peers probed those wanted; a changed address is a new peer. What a peer that goes has measured is still told."""
         with self._lock:
+            if self._changed:
+                self._rotation = self._rotation_of(self._wanted)
             self._changed = False
-            chosen = {
-                name: self._wanted[name]
-                for name in neighbours(self.context.node, list(self._wanted), self.settings.max_peers)
-            }
+            chosen = {name: self._wanted[name] for name in self._names()}
+            self._period_s = 1.0 / probes_per_peer_s(
+                self.settings.probes_per_s, len(chosen), len(self._wanted) > self.settings.max_peers
+            )
             gone = [peer for name, peer in self._peers.items() if chosen.get(name) != peer.address]
+            self._left = [*self._left, *(peer for peer in gone if peer.round_trips_ms or peer.lost)][-LEFT_LIMIT:]
             for peer in gone:
                 del self._peers[peer.name]
             for name, address in chosen.items():
                 self._peers.setdefault(name, Peer(name, address))
         for peer in gone:
             self._drop_socket(peer)
+
+    def _rotation_of(self, wanted: dict[str, tuple[str, int]]) -> Rotation | None:
+        """None on a network so small that everybody, or hardly anybody, is probed."""
+        if len(wanted) <= self.settings.max_peers or self.settings.max_peers <= STABLE:
+            return None
+        places = {name: self._places.get(name, Place()) for name in (*wanted, self.context.node)}
+        return Rotation(self.context.node, places, self.settings.max_peers)
+
+    def _names(self) -> list[str]:
+        if self._rotation is None:
+            return neighbours(self.context.node, list(self._wanted), self.settings.max_peers)
+        self._epoch = self._rotation.epoch_at(time.time_ns())
+        return self._rotation.peers(self._epoch)
 
     def _open(self, peer: Peer) -> bool:
         try:

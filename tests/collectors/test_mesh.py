@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collectors import echo
 from collectors.sources.mesh import MeshSource, Peer, neighbours
+from collectors.topology.rotation import Place, Rotation, probes_per_peer_s
 from tests.collectors.kit import bench, values
 from trainwarden.errors import ConfigError
 
@@ -265,3 +269,96 @@ def test_a_fault_that_is_over_is_no_longer_told(tmp_path: Path) -> None:
     source.turn()
     assert source.sample(0).gaps == ()
     source.close()
+
+
+# --- large networks ----------------------------------------------------------------------------------------------------------
+
+
+def network(nodes: int, per_leaf: int, known: bool = True) -> dict[str, Place]:
+    """Nodes below leaves of `per_leaf`; the last leaf has what is left."""
+    return {f"n{i:04d}": Place(f"leaf{i // per_leaf:03d}" if known else "") for i in range(nodes)}
+
+
+@pytest.mark.parametrize(("per_leaf", "begin_s"), [(32, 7), (5, 1)])
+def test_1250_nodes_see_every_pair_of_leaves_within_any_minute_at_less_than_20_probes_a_second(
+    per_leaf: int, begin_s: int
+) -> None:
+    places = network(1250, per_leaf)
+    leaves = sorted({place.leaf for place in places.values()})
+    seen: set[tuple[str, str]] = set()
+    asked: Counter[str] = Counter()
+    for node, place in places.items():
+        rotation = Rotation(node, places, 8)
+        first, last = (rotation.epoch_at((begin_s + s) * 10**9) for s in (0, 60))
+        # an epoch that the minute only touches is not counted on
+        for epoch in range(first + (begin_s % rotation.epoch_s > 0), last):
+            peers = rotation.peers(epoch)
+            assert len(peers) <= 8
+            assert node not in peers
+            assert len(peers) * probes_per_peer_s(4.0, len(peers), large=True) < 20
+            asked.update(peers)
+            seen |= {(place.leaf, places[peer].leaf) for peer in peers}
+    missing = {(a, b) for a in leaves for b in leaves} - seen
+    assert not {pair for pair in missing if pair[0] != pair[1]}
+    usual = sum(asked.values()) / len(asked)
+    assert max(asked.values()) < 8 * usual, "the two nodes of the last leaf are not asked by everybody"
+
+
+def test_ring_neighbours_and_one_of_the_own_rail_stay() -> None:
+    places = {name: Place(place.leaf, str(int(name[1:]) % 2)) for name, place in network(300, 30).items()}
+    rotation = Rotation("n0100", places, 8)
+    always = set.intersection(*(set(rotation.peers(epoch)) for epoch in range(50)))
+    assert {"n0099", "n0101"} < always
+    assert len(always) == 3
+    [far] = always - {"n0099", "n0101"}
+    assert (places[far].rail, places[far].leaf != places["n0100"].leaf) == ("0", True)
+    turns = [set(rotation.peers(epoch)) - always for epoch in range(50)]
+    assert sum(places[peer].rail == "0" for turn in turns for peer in turn) > sum(map(len, turns)) / 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 80), st.integers(1, 30), st.integers(4, 12), st.integers(0, 10**9), st.booleans())
+def test_any_network_has_peers_that_exist_and_no_more_than_allowed(
+    nodes: int, per_leaf: int, limit: int, epoch: int, known: bool
+) -> None:
+    places = network(nodes, per_leaf, known)
+    for node in ("n0000", "stranger"):
+        peers = Rotation(node, places, limit).peers(epoch)
+        assert 0 < len(peers) <= limit
+        assert node not in peers
+        assert set(peers) <= set(places)
+
+
+def test_over_an_hour_a_node_probes_many_others() -> None:
+    places = network(1250, 32, known=False)
+    rotation = Rotation("n0007", places, 8)
+    assert rotation.epoch_s == 10
+    assert len({peer for epoch in range(360) for peer in rotation.peers(epoch)}) > 500
+
+
+def test_the_source_rotates_where_there_are_many_and_tells_what_those_that_go_have_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = probing(tmp_path, {})
+    now_ns = 10**18
+    monkeypatch.setattr("collectors.sources.mesh.time.time_ns", lambda: now_ns)
+    source.learn_places({f"n{i}": Place(f"leaf{i // 5}") for i in range(1, 60)})
+    source.learn({f"n{i}": f"{HOST}:{2000 + i}" for i in range(1, 60)})
+    source._choose()
+    before = dict(source._peers)
+    assert len(before) == 8
+    assert source._period_s * 19 == pytest.approx(8)
+    for peer in before.values():
+        peer.round_trips_ms.append(1.0)
+    assert source._rotation is not None
+    now_ns += source._rotation.epoch_s * 10**9
+    source._choose()
+    gone = set(before) - set(source._peers)
+    assert gone
+    sample = source.sample(0)
+    for name in gone:
+        assert values(source, sample, "mesh", name)["sent_count"] == 1
+    assert gone.isdisjoint(source.sample(0).blocks[0].devices)
+    source.learn({"n1": f"{HOST}:2001"})
+    source._choose()
+    assert (list(source._peers), source._rotation is None, source._period_s) == (["n1"], True, 0.25)
