@@ -150,8 +150,8 @@ def bus_address(text: str) -> str:
     >>> bus_address("00000000:3B:00.0")
     '0000:3b:00.0'
     """
-    domain, colon, rest = text.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}" if colon else text.lower()
+    *domain, bus, slot = text.lower().rjust(7, ":").rsplit(":", 2)
+    return f"{''.join(domain)[-4:].rjust(4, '0')}:{bus}:{slot}" if text else ""
 
 
 def one_host(page: Page) -> None:

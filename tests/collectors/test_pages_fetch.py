@@ -209,7 +209,11 @@ def test_a_feed_in_a_thread_says_that_it_begins_and_wakes_one_that_hangs(tmp_pat
         hold.wait(60)
         return 7, 7
 
-    feed: Feed[int] = Feed(board.context, "toy", ask, 10.0, 1.0, wake=lambda: (woken.set(), hold.set())[0])
+    def wake() -> None:
+        woken.set()
+        hold.set()
+
+    feed: Feed[int] = Feed(board.context, "toy", ask, 10.0, 1.0, wake=wake)
     assert reason_of(feed.newest) == "starting"
     assert begun.wait(60)
     board.clock.advance_ns(3 * NS_PER_S)
@@ -296,13 +300,13 @@ def test_a_tool_that_hangs_is_ended_with_all_that_it_started() -> None:
     assert command.run(["/bin/echo"]).output == b"\n"
 
 
-def test_nothing_is_started_beside_a_tool_that_cannot_be_ended() -> None:
+def test_nothing_is_started_beside_a_tool_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     command = Command(deadline_s=0.1, patience_s=0.0)
     ignoring = ["/bin/sh", "-c", "trap '' TERM; sleep 600"]
-    command._put_down = lambda: None  # type: ignore[method-assign] - a child in an uninterruptible call takes no signal
+    monkeypatch.setattr(command, "_put_down", lambda: None)  # a child in an uninterruptible call takes no signal
     assert reason_of(lambda: command.run(ignoring)) == "timeout"
     assert reason_of(lambda: command.run(["/bin/echo"])) == "hung"
-    del command._put_down
+    monkeypatch.undo()
     command._patience_s = 0.2
     command._put_down()
     assert command.run(["/bin/echo"]).output == b"\n"
