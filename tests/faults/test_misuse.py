@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -296,25 +295,3 @@ def test_demo_directory_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "127.0.0.1:", "203.0.113.1:19092"])
 def test_wrong_address_of_a_broker(tmp_path: Path, listen: str) -> None:
     refused(ours("broker", "--listen", listen, "--directory", str(tmp_path / "b")), tmp_path)
-
-
-def test_nobody_listens_at_the_kafka_address(tmp_path: Path) -> None:
-    """The worker and the collectors wait for a broker; whoever cannot work without one says so. All at once: they wait a while."""
-    files = Files(tmp_path, "kafka://127.0.0.1:9")
-    config, mark = files.write(), f"misuse-{os.urandom(8).hex()}"
-    parts = ("topics", "actions", "store", "up")
-    with ExitStack() as stack:
-        running = {}
-        for part in parts:
-            arguments = ["--without-broker"] if part == "up" else []
-            own = files.directory / part
-            own.mkdir()
-            command = ours(part, "--config", config, *arguments)
-            process = subprocess.Popen(
-                command, cwd=own, env={**os.environ, MARK: f"{mark}-{part}"}, stderr=subprocess.PIPE, text=True
-            )
-            stack.callback(process.kill)
-            running[part] = (command, process)
-        for part, (command, process) in running.items():
-            _, stderr = process.communicate(timeout=200)
-            assert "127.0.0.1:9" in sentence_of(command, process.returncode, stderr, f"{mark}-{part}")

@@ -32,7 +32,9 @@ LIMIT_S = 90.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=["tansu", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[pytest.param("tansu", marks=pytest.mark.faults), pytest.param("kafka", marks=pytest.mark.kafka)]
+)
 def bus_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A broker that this test has to itself where that is cheap."""
     if request.param == "kafka":
