@@ -76,6 +76,7 @@ class Place(NamedTuple):
     """Where a statistic stands, what it feeds, and the number of its priority or lane."""
 
     position: int
+    name: str
     rule: Rule
     number: int
 
@@ -88,7 +89,7 @@ def plan(statistic_names: Sequence[str]) -> list[Place]:
         for rule in RULES if name not in seen else ():
             if (found := rule.pattern.fullmatch(name)) is not None:
                 digits = [group for group in found.groups() if group and group.isdigit()]
-                places.append(Place(position, rule, int(digits[0]) if digits and rule.kind is Kind.EACH else 0))
+                places.append(Place(position, name, rule, int(digits[0]) if digits and rule.kind is Kind.EACH else 0))
                 break
         seen.add(name)
     return places
@@ -113,7 +114,7 @@ def row_of(
         if place.rule.kind is Kind.PERCENT:
             sums[column] = value / 100
             continue
-        rate = deltas.per_second((interface, place.position), value, at_ns)
+        rate = deltas.per_second((interface, place.name), value, at_ns)
         if place.rule.kind is Kind.SUM:
             sums[column] = sums.get(column, 0.0) + rate
         elif place.number < 64:
