@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 512 * 1024
 SLOTS = 2
+MAX_STATE_BYTES = 1 << 31
+"""A snapshot that unpacks to more is none of ours."""
 MAX_COLD_CUTS = 1000
 """Without any snapshot the cuts themselves are repeated from the first one, as long as they are few."""
 
@@ -128,9 +130,19 @@ def _whole(slot: dict[int, StateSnapshot]) -> tuple[int, Resume] | None:
     if head is None:
         return None
     _, count, _ = unpack(head.payload)
+    if not 0 < count <= len(slot):
+        return None
     parts = [slot.get(number) for number in range(count)]
     if any(part is None or (part.seq, part.boot_id) != (head.seq, head.boot_id) for part in parts):
         return None
     packed = b"".join(unpack(part.payload)[2] for part in parts if part is not None)
-    payload = zlib.decompress(packed)
+    payload = _unpacked(packed)
     return head.observed_at_ns, Resume(head.seq, payload, dict(head.positions), head.code_version, head.observed_at_ns)
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    payload = unpacking.decompress(packed, MAX_STATE_BYTES)
+    if not unpacking.eof:
+        raise ValueError(f"it is torn, or unpacks to more than {MAX_STATE_BYTES} bytes")
+    return payload
