@@ -61,7 +61,7 @@ def unprefixed(line: str) -> Said:
             break
     if local_rank >= 0:
         attributes["local_rank"] = str(local_rank)
-    return Said(text[start:], text[:start], rank, local_rank, tuple(attributes.items()))
+    return Said(text[start:], text[:start].strip(), rank, local_rank, tuple(attributes.items()))
 
 
 def _rank(found: re.Match[str]) -> int:
