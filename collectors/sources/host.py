@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, SourceError, family, highest
 from collectors.files import to_number
-from trainwarden.clock import NS_PER_S
+from collectors.machine.asking import Question
 from trainwarden.settings import option
 
 SECTOR_BYTES = 512
@@ -59,7 +58,8 @@ class HostSource(Source):
         super().__init__(context, settings)
         self._rates = Rates(context.clock)
         self._cpu_before: list[float] = []
-        self._space = _FreeSpace(str(context.run_directory), settings.disk_space_every_s)
+        directory = str(context.run_directory)
+        self._space = Question("statvfs", context.clock, settings.disk_space_every_s, lambda: _free_bytes(directory))
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
@@ -74,7 +74,7 @@ class HostSource(Source):
             **self._pressure(),
             **self._disks(files.text("/proc/diskstats")),
             "tcp_retrans_per_s": self._rates.per_second(("tcp",), retransmits(files.text("/proc/net/snmp"))),
-            "run_dir_free_bytes": self._space.free_bytes(self.context.clock.monotonic_ns()),
+            "run_dir_free_bytes": NAN if (free := self._space.newest()) is None else free.value,
             "clock_offset_ms": self.context.facts.clock_offset_ms,
         }
         return Sample(HOST.block({"host": row}))
@@ -160,30 +160,6 @@ def _named(lines: list[str], name: str) -> float | None:
     return next((to_number(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
 
 
-class _FreeSpace:
-    """Asks for free space in a thread that is never waited for; one question at a time."""
-
-    def __init__(self, directory: str, every_s: float) -> None:
-        self._directory = directory
-        self._every_ns = int(every_s * NS_PER_S)
-        self._asked_ns: int | None = None
-        self._answer = NAN
-        self._thread: threading.Thread | None = None
-
-    def free_bytes(self, now_ns: int) -> float:
-        """The last answer; NaN before the first one, and while the disk does not answer."""
-        pending = self._thread is not None and self._thread.is_alive()
-        if not pending and (self._asked_ns is None or now_ns - self._asked_ns >= self._every_ns):
-            self._asked_ns = now_ns
-            self._thread = threading.Thread(target=self._ask, name="tw-statvfs", daemon=True)
-            self._thread.start()
-        overdue = pending and self._asked_ns is not None and now_ns - self._asked_ns > 2 * self._every_ns
-        return NAN if overdue else self._answer
-
-    def _ask(self) -> None:
-        try:
-            found = os.statvfs(self._directory)
-        except OSError:
-            self._answer = NAN
-            return
-        self._answer = float(found.f_bavail * found.f_frsize)
+def _free_bytes(directory: str) -> float:
+    found = os.statvfs(directory)
+    return float(found.f_bavail * found.f_frsize)
