@@ -112,7 +112,6 @@ EVENT_DATA = struct.Struct("@PQQII")
 GPM_HEAD = struct.Struct("@IIPP")
 GPM_METRIC = struct.Struct("@IIdPPP")
 GPM_SUPPORT = struct.Struct("@II")
-PROCESS_V1 = struct.Struct("@I4xQ")
 PROCESS_V2 = struct.Struct("@I4xQII")
 
 

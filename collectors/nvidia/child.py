@@ -66,7 +66,7 @@ def options_of(text: str) -> tuple[str, str, Options]:
     """(library, prefix, options) from the argument."""
     wanted = json.loads(text)
     every = tuple(int(seconds * NS) for seconds in (wanted["every_s"], wanted["medium_s"], wanted["slow_s"]))
-    spans = Spans((every[0], every[1], every[2]), wanted["gpm"])
+    spans = Spans((every[0], every[1], every[2]), gpm=wanted["gpm"])
     options = Options(wanted["columns"], wanted["part_columns"], spans, wanted["events"], wanted["names"])
     return wanted["library"], wanted["prefix"], options
 

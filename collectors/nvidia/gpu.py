@@ -56,9 +56,10 @@ class Identity:
 
 @dataclass
 class Spans:
-    """Intervals of the tiers."""
+    """Intervals of the tiers, after how many of them a value is too old to be told, and whether activity is read."""
 
     every_ns: tuple[int, int, int] = (10**9, 10 * 10**9, 60 * 10**9)
+    stale_periods: float = 2.5
     gpm: bool = True
 
 

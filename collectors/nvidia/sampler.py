@@ -20,7 +20,6 @@ from collectors.nvidia.instances import Instance, Instances
 from collectors.nvidia.library import Library
 
 ANNOUNCE_TICKS = 60
-STALE_PERIODS = 2.5
 HUNG_PERIODS = 3
 TURN_SHARE = 0.5
 SLOW_READ_NS = 100 * 10**6
@@ -338,9 +337,9 @@ class Sampler:
 
     def _row(self, gpu: Gpu, now_ns: int) -> bytes:
         """The GPU's row, without what is older than two and a half of its periods."""
-        row = gpu.row
+        row, spans = gpu.row, self._options.spans
         for tier in (FAST, MEDIUM, SLOW):
-            if now_ns - gpu.read_ns[tier] > STALE_PERIODS * self._options.spans.every_ns[tier]:
+            if now_ns - gpu.read_ns[tier] > spans.stale_periods * spans.every_ns[tier]:
                 row = array("f", row)
                 for column in self._tiers[tier]:
                     row[column] = NAN

@@ -28,7 +28,10 @@ def built(prefix: str = "nvml", old: bool = False) -> Path:
     target = Path(tempfile.mkdtemp(prefix="nvml-stub-")) / f"lib{prefix}{'-old' if old else ''}.so"
     options = [f"-DPREFIX={prefix}", *(["-DOLD"] if old else [])]
     assert COMPILER is not None, "no C compiler"
-    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", *options, "-o", target, HERE / "stub.c"], check=True)
+    subprocess.run(
+        [COMPILER, "-O1", "-shared", "-fPIC", "-fvisibility=hidden", *options, "-o", target, HERE / "stub.c"],
+        check=True,
+    )
     return target
 
 
@@ -58,7 +61,13 @@ class Stub:
 
     def name(self, gpu: int, uuid: str, pci: str, model: str = "NVIDIA H100 80GB HBM3") -> None:
         at = self._of(gpu)
-        for offset, size, text in ((0, 64, uuid), (64, 32, pci), (96, 64, model), (160, 32, "1650"), (192, 32, "96.00")):
+        for offset, size, text in (
+            (0, 64, uuid),
+            (64, 32, pci),
+            (96, 64, model),
+            (160, 32, "1650"),
+            (192, 32, "96.00"),
+        ):
             self._text(at + offset, size, text)
 
     def lost(self, gpu: int, lost: bool = True) -> None:
@@ -75,7 +84,9 @@ class Stub:
 
     # --- what it answers --------------------------------------------------------------------------------------------------------
 
-    def answer(self, name: str, *values: int, gpu: int | None = 0, code: int = 0, kind: int = 0, latency_us: int = 0) -> None:
+    def answer(
+        self, name: str, *values: int, gpu: int | None = 0, code: int = 0, kind: int = 0, latency_us: int = 0
+    ) -> None:
         """What a function says; for `gpu` None the function of the library itself."""
         self._record(self._at(name, gpu), code, kind, values, latency_us)
 
@@ -119,7 +130,7 @@ class Stub:
 
     def _record(self, at: int, code: int, kind: int, values: tuple[int, ...], latency_us: int) -> None:
         made = struct.unpack_from("@I", self.memory, at + 36)[0]
-        padded = (*values, 0, 0, 0)[:3]
+        padded = [value & 0xFFFFFFFFFFFFFFFF for value in (*values, 0, 0, 0)[:3]]
         self.memory[at : at + RECORD.size] = RECORD.pack(code, kind, *padded, latency_us, made)
 
     def _text(self, at: int, size: int, text: str) -> None:
@@ -139,10 +150,47 @@ class Stub:
         for name, values in answers.items():
             self.answer(name, *values, gpu=gpu)
         self.answer("DeviceGetGpuFabricInfoV", 3, 0, 0xAAAA, gpu=gpu, kind=3)
-        numbers = (3, 4, 5, 6, 38, 45, 52, 59, 74, 75, 76, 83, 94, 138, 139, 161, 162, 163, 173, 179, 180, 197, 198, 269, 270, 271)
+        numbers = (
+            3,
+            4,
+            5,
+            6,
+            38,
+            45,
+            52,
+            59,
+            74,
+            75,
+            76,
+            83,
+            94,
+            138,
+            139,
+            161,
+            162,
+            163,
+            173,
+            179,
+            180,
+            197,
+            198,
+            269,
+            270,
+            271,
+        )
         for field in numbers:
             self.field(field, 0, gpu=gpu, took_us=20)
-        for field, value in ((82, 54), (142, 0), (143, 0), (144, 0), (145, 0), (185, 631950), (186, 625680), (190, 700000), (230, 0)):
+        for field, value in (
+            (82, 54),
+            (142, 0),
+            (143, 0),
+            (144, 0),
+            (145, 0),
+            (185, 631950),
+            (186, 625680),
+            (190, 700000),
+            (230, 0),
+        ):
             self.field(field, value, U32, gpu=gpu, took_us=20)
         for field, value in ((193, -8), (194, -2)):
             self.field(field, value, I32, gpu=gpu)
