@@ -21,8 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from collectors.announce import Announcer
+from collectors.announce import Announcer, rank_device
 from collectors.base import Context, Facts, Sample, Source, Worker, registry
+from collectors.control import Control
+from collectors.exposition import exposition
 from collectors.files import Files
 from collectors.outbox import Outbox, Sender
 from collectors.peers import PeerLearner
@@ -44,6 +46,11 @@ logger = logging.getLogger(__name__)
 JITTER_MAX_MS = 200
 DEADLINE_SHARE = 0.5
 SELF_EVERY_TICKS = 10
+THIN_ABOVE, THIN_UNTIL = 0.5, 0.05
+"""Shares of the spool at which the agent begins to tick slower, and goes back to its usual pace."""
+THIN_FACTOR = 5
+SICK_AFTER_S = 15.0
+"""A tick older than this, and than five intervals, is what the liveness probe calls sick."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,9 @@ class Parts:
     metrics: Metrics
     announcer: Announcer
     learner: PeerLearner | None = None
+    control: Control | None = None
+    spool_bytes: int = 0
+    """Size of the spool that thinning goes by; 0: ticks are never thinned."""
 
 
 class Agent:
@@ -71,8 +81,13 @@ class Agent:
     """
 
     def __init__(self, node: str, block: bytes, interval_ms: int, parts: Parts) -> None:
+        self._node = node
         self._block = block
-        self._interval_ms = interval_ms
+        self._usual_ms = self._interval_ms = interval_ms
+        self._thin = False
+        self._begun_ns = parts.clock.monotonic_ns()
+        self._last: tuple[int, tuple[Block, ...]] = (0, ())
+        self._families = {family.name: family for source in parts.sources for family in source.families}
         self._jitter_ns = zlib.crc32(node.encode()) % min(JITTER_MAX_MS, max(1, interval_ms // 5)) * NS_PER_MS
         self._parts = parts
         self._round = Round(parts.sources, parts.metrics, interval_ms * DEADLINE_SHARE / 1000)
@@ -138,17 +153,51 @@ class Agent:
         parts = self._parts
         now_ns = parts.clock.now_ns()
         self._count_missed(now_ns)
+        self._pace()
         samples = self._round.collect(now_ns)
         gaps = [gap for sample in samples for gap in sample.gaps]
         if parts.spool.disk_full:
             gaps.append(Gap("spool", "spool_full"))
+        if self._thin:
+            gaps.append(Gap("agent", "spool_pressure"))
         blocks = tuple(block for sample in samples for block in sample.blocks)
-        tick = Tick(observed_at_ns=now_ns, interval_ms=self._interval_ms, blocks=blocks, placements=placements(parts.ranks),
-                    gaps=tuple(gaps))  # fmt: skip
+        here = placements(parts.ranks, parts.announcer.facts)
+        tick = Tick(
+            observed_at_ns=now_ns, interval_ms=self._interval_ms, blocks=blocks, placements=here, gaps=tuple(gaps)
+        )
         parts.announcer.announce(parts.outbox.take_layout_change())
         parts.outbox.put(topics.TICKS.name, self._block, tick, Value.TICK)
         parts.outbox.leave()
+        self._last = (parts.clock.monotonic_ns(), blocks)
         self._observe_self(now_ns)
+
+    def sick(self) -> str:
+        """For the liveness probe: a sentence when no tick has gone out for long. A source that hangs has no say in it."""
+        age_s = (self._parts.clock.monotonic_ns() - (self._last[0] or self._begun_ns)) / NS_PER_S
+        limit_s = max(SICK_AFTER_S, 5 * self._interval_ms / 1000)
+        return f"no tick for {age_s:.0f} s, expected one every {self._interval_ms} ms" if age_s > limit_s else ""
+
+    def page(self) -> str:
+        """Samples of the newest tick in Prometheus form; empty when it is older than three intervals: stale values look alive."""
+        at_ns, blocks = self._last
+        fresh = self._parts.clock.monotonic_ns() - at_ns <= 3 * self._interval_ms * NS_PER_MS
+        return exposition(self._node, blocks, self._families) if blocks and fresh else ""
+
+    def _pace(self) -> None:
+        """Settle the interval until the next tick: as configured or ordered, and slower while the spool is filling."""
+        parts, wanted_ms = self._parts, self._usual_ms
+        if parts.control is not None:
+            parts.control.apply_log_level()
+            wanted_ms = parts.control.interval_ms(wanted_ms)
+        filled = parts.spool.size_bytes / parts.spool_bytes if parts.spool_bytes else 0.0
+        thin = filled > (THIN_UNTIL if self._thin else THIN_ABOVE)
+        if thin != self._thin:
+            logger.warning(
+                "spool is %.0f %% full: ticks are %s", filled * 100, "thinned" if thin else "no longer thinned"
+            )
+        self._thin = thin
+        self._interval_ms = wanted_ms * THIN_FACTOR if thin else wanted_ms
+        parts.metrics.set("tw_tick_interval_seconds", self._interval_ms / 1000)
 
     def _observe_self(self, now_ns: int) -> None:
         metrics = self._parts.metrics
@@ -191,10 +240,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def placements(ranks: RankBoard) -> tuple[Placement, ...]:
+def placements(ranks: RankBoard, facts: Facts) -> tuple[Placement, ...]:
     """The ranks that run here."""
     states = [state for layout in ranks.layouts().values() for state in layout]
-    return tuple(Placement(s.job, s.generation, s.rank, "cpu") for s in states if not s.ended_monotonic_ns)
+    running = (state for state in states if not state.ended_monotonic_ns)
+    return tuple(Placement(s.job, s.generation, s.rank, rank_device(s, facts)) for s in running)
 
 
 def source_tables(config: Config, node: str, socket_path: Path) -> dict[str, dict[str, Any]]:
@@ -256,11 +306,21 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
         return bus or connect(config.kafka.url)
 
     sender = Sender(reach, spool, clock, metrics)
-    announcer = Announcer(node, collector.rack, clock, outbox, ranks, context.facts, sources)
-    learners = [PeerLearner(reach, clock, s) for s in sources if isinstance(s, MeshSource) and s.learns]
-    learner = learners[0] if learners else None
-    parts = Parts(clock, spool, outbox, sender, ranks, sources, metrics, announcer, learner)
+    announcer = Announcer(
+        node, collector.rack, clock, outbox, ranks, context.facts, sources, spool_directory / "topology.json"
+    )
+    control = Control(node, clock, metrics, lambda: node_attributes(context.facts), outbox.dead)
+    mesh = next((source for source in sources if isinstance(source, MeshSource) and source.learns), None)
+    learner = PeerLearner(reach, clock, mesh, mesh.learn_places if mesh else None, {topics.CONTROL.name: control.hear})
+    parts = Parts(
+        clock, spool, outbox, sender, ranks, sources, metrics, announcer, learner, control, collector.spool_bytes
+    )
     return Agent(node, block, collector.interval_ms, parts)
+
+
+def node_attributes(facts: Facts) -> dict[str, str]:
+    """What is known of this node."""
+    return {key: claim.value for key, claim in facts.board.merged("node").items()}
 
 
 def run(config: Config) -> None:
@@ -275,7 +335,7 @@ def run(config: Config) -> None:
     page = None
     before = {number: signal.signal(number, _stopper(agent)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        page = _serve(agent.metrics, config.collector.metrics_listen)
+        page = _serve(agent, config.collector.metrics_listen)
         agent.start()
         logger.info("collector of node %s runs", node_name(config))
         gc.freeze()  # what is loaded by now stays: no later collection needs to look at it
@@ -296,25 +356,34 @@ def _stopper(agent: Agent) -> Any:
     return stop
 
 
-def _serve(metrics: Metrics, listen: str) -> Any:
+def _serve(agent: Agent, listen: str) -> Any:
     if not listen:
         return None
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or len(port) > 5:
         raise ConfigError(f"collector.metrics_listen: {listen!r} is no host:port such as 127.0.0.1:9470")
     try:
-        return serve(metrics, host or "0.0.0.0", int(port))
+        return serve(agent.metrics, host or "0.0.0.0", int(port), agent.sick, agent.page)
     except OSError as error:
         raise UnavailableError(
             f"metrics page cannot listen on {listen} ({error.strerror}): set collector.metrics_listen"
         ) from None
 
 
-def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
-    """What the sources read now, as plain data: values by family, device and metric (None where absent), and reasons.
+@dataclass(frozen=True)
+class Look:
+    """Two samples of every source, one interval apart, for a person: nothing is published, no socket is opened."""
 
-    Two samples are taken, one interval apart, because rates need two; nothing is published, no socket is opened.
-    """
+    node: str
+    at_ns: int
+    sources: Sequence[Source]
+    samples: Mapping[str, Sample]
+    cost_ms: Mapping[str, float]
+    context: Context
+
+
+def look(config: Config, clock: Clock | None = None) -> Look:
+    """Take two samples of each source, because rates need two."""
     chosen = clock or SystemClock()
     node = node_name(config)
     context = Context(node, chosen, Files(config.collector.root, chosen), RankBoard(), _Nowhere(), Metrics("collector"),
@@ -324,16 +393,32 @@ def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
     for source in sources:
         take(source, chosen.now_ns())
     chosen.sleep(config.collector.interval_ms / 1000)
-    samples = {source.name: take(source, chosen.now_ns()) for source in sources}
-    families = {
-        family.name: [metric.name for metric in family.metrics] for source in sources for family in source.families
-    }
+    samples, cost_ms = {}, {}
+    for source in sources:
+        started = time.thread_time()
+        samples[source.name] = take(source, chosen.now_ns())
+        cost_ms[source.name] = (time.thread_time() - started) * 1000
+    return Look(node, chosen.now_ns(), sources, samples, cost_ms, context)
+
+
+def collect_once(config: Config, clock: Clock | None = None) -> dict[str, Any]:
+    """What the sources read now, as plain data: values by family, device and metric (None where absent), and reasons."""
+    seen = look(config, clock)
     return {
-        "node": node,
-        "observed_at_ns": chosen.now_ns(),
-        "families": _families([block for sample in samples.values() for block in sample.blocks], families),
-        "gaps": [{"source": gap.source, "reason": gap.reason} for gap in _gaps(samples)],
+        "node": seen.node,
+        "observed_at_ns": seen.at_ns,
+        "families": families_of(seen),
+        "topology": {key: claim.value for key, claim in seen.context.facts.board.merged("node").items()},
+        "gaps": [{"source": gap.source, "reason": gap.reason} for gap in _gaps(seen.samples)],
     }
+
+
+def families_of(seen: Look) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Values by family, device and metric; None where absent."""
+    names = {
+        family.name: [metric.name for metric in family.metrics] for source in seen.sources for family in source.families
+    }
+    return _families([block for sample in seen.samples.values() for block in sample.blocks], names)
 
 
 def _families(blocks: Sequence[Block], names: Mapping[str, list[str]]) -> dict[str, dict[str, dict[str, float | None]]]:

@@ -48,7 +48,7 @@ class Announcer:
         self._clock = clock
         self._outbox = outbox
         self._ranks = ranks
-        self._facts = facts
+        self.facts = facts
         self._families = {family.name: family for source in sources for family in source.families}
         self._topology_ns: int | None = None
         self._catalog_ns: int | None = None
@@ -74,8 +74,8 @@ class Announcer:
             self._outbox.put(topics.CATALOG.name, family.catalog_id.encode(), family.catalog(), Value.BEACON)
 
     def _node_events(self) -> None:
-        own = {"rail_address": self._facts.rail_address, "probe_address": self._facts.probe_address}
-        claims = self._facts.board.merged("node")
+        own = {"rail_address": self.facts.rail_address, "probe_address": self.facts.probe_address}
+        claims = self.facts.board.merged("node")
         found = {key: claim for key, claim in claims.items() if claim.source != CONFIGURATION}
         attributes = {key: claim.value for key, claim in claims.items()}
         attributes |= {key: value for key, value in own.items() if value}
@@ -95,16 +95,16 @@ class Announcer:
             attempt = states[0].generation
             since_ns = self._valid_from.setdefault((job, attempt), self._clock.now_ns())
             world = max(state.world for state in states)
-            said = {key: claim.value for key, claim in self._facts.board.merged(f"job:{job}").items()}
+            said = {key: claim.value for key, claim in self.facts.board.merged(f"job:{job}").items()}
             event = TopologyEvent(
                 entity=f"job:{job}", origin="hook", valid_from_ns=since_ns, attempt=attempt,
                 attributes={**({"world": str(world)} if world else {}), **said},
-                ranks=tuple((s.rank, self._node, rank_device(s, self._facts)) for s in states),
+                ranks=tuple((s.rank, self._node, rank_device(s, self.facts)) for s in states),
             )  # fmt: skip
             self._outbox.put(topics.TOPOLOGY.name, f"job:{job}|{self._node}".encode(), event, Value.BEACON)
 
     def _tell_conflicts(self) -> None:
-        for conflict in self._facts.board.conflicts():
+        for conflict in self.facts.board.conflicts():
             if conflict.identity in self._told or len(self._told) >= MAX_TOLD:
                 continue
             self._told[conflict.identity] = None

@@ -12,7 +12,7 @@ from collectors.topology.rotation import Place
 from trainwarden import topics
 from trainwarden.bus import Bus, Message, Subscriber
 from trainwarden.clock import NS_PER_S, Clock
-from trainwarden.errors import DecodeError, TrainwardenError
+from trainwarden.errors import DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import TopologyEvent, decode
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class PeerLearner:
         """Take in everything announced since the last call, and pass the picture on."""
         try:
             if self._subscriber is None:
-                self._subscriber = self._connect().subscriber(self._topics)
+                self._subscriber = self._subscribe()
             for _ in range(MAX_POLLS):
                 messages = self._subscriber.poll(0.5)
                 for message in messages:
@@ -93,6 +93,17 @@ class PeerLearner:
             self._tell_places({node: self._places[node] for node in self._peers})
         if self._learner is not None:
             self._learner.learn({node: address for node, (address, _) in self._peers.items()})
+
+    def _subscribe(self) -> Subscriber:
+        """All topics; only the topology while the others do not exist: a cluster that was set up by an older version."""
+        bus = self._connect()
+        try:
+            return bus.subscriber(self._topics)
+        except UnavailableError as error:
+            if self._learner is None or not self._listeners:
+                raise
+            logger.info("only the topology is read: %s", error)
+            return bus.subscriber([topics.TOPOLOGY.name])
 
     def _hear(self, message: Message) -> None:
         listener = self._listeners.get(message.topic)

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("trainwarden.commands.up", "run broker, store, worker and action service on this machine"),
     "run": ("trainwarden.commands.run", "launch a training script (torchrun's flags); execs trainwarden-run"),
     "collect": ("trainwarden.commands.collect", "the node agent"),
+    "scan": ("trainwarden.commands.scan", "one look at this node, without a server: what is here and what looks wrong"),
     "worker": ("trainwarden.commands.worker", "the stream worker: detection and incidents"),
     "store": ("trainwarden.commands.store", "the store writer, and the store itself when embedded"),
     "actions": ("trainwarden.commands.actions", "the action service, and the operator's commands to it"),

@@ -476,6 +476,21 @@ class PolicyChange(Record, frozen=True, tag="policy"):
     expires_at_ns: Int = 0
 
 
+class CollectorOrder(Record, frozen=True, tag="order"):
+    """Another setting for the collectors of some nodes, for some time: `key` is ``interval_ms`` or ``log_level``.
+
+    `nodes` selects by name, host list (``gpu[001-032]``), pattern (``rack7-*``) or attribute (``rack=r7``), separated by commas. The order
+    ends at `expires_at_ns`, at most 24 hours after `observed_at_ns`; a later order of the same key replaces an earlier one.
+    """
+
+    nodes: str = ""
+    key: str = ""
+    value: str = ""
+    author: str = ""
+    comment: str = ""
+    expires_at_ns: Int = 0
+
+
 class DeadLetter(Record, frozen=True, tag="dead"):
     """Bytes nobody could read, where they lay and why they were refused."""
 
@@ -489,7 +504,7 @@ class DeadLetter(Record, frozen=True, tag="dead"):
 
 AnyRecord = Union[  # noqa: UP007 - msgspec needs a runtime union
     Tick, StepReport, LogEvent, TopologyEvent, Catalog, FrameCut, Verdict, Incident, Plan, ActionResult, Delivery,
-    StateSnapshot, PolicyChange, DeadLetter,
+    StateSnapshot, PolicyChange, DeadLetter, CollectorOrder,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, get_args
 
@@ -32,6 +32,7 @@ MetricName = Literal[
     "tw_bad_datagrams_total",  # hook datagrams that were no JSON of ours
     "tw_log_lines_dropped_total",  # log lines over the rate limit, by file
     "tw_probe_refused_total",  # probes that the responder did not answer, by reason
+    "tw_control_orders_total",  # orders to this collector, by outcome (taken, refused, ended)
     "tw_actions_total",  # ledger rows, by verb and status
     "tw_rail_refusals_total",  # plans refused, by rail
     "tw_deliveries_total",  # notification attempts, by receiver and status
@@ -42,6 +43,7 @@ MetricName = Literal[
     "tw_spool_bytes",  # bytes waiting on disk
     "tw_open_incidents",  # incidents not closed
     "tw_tick_at_seconds",  # unix time of the collector's newest tick: its age is the agent's liveness
+    "tw_tick_interval_seconds",  # the collector's present sampling interval: longer when ordered, or while the spool is filling
     "tw_process_cpu_seconds",  # processor time of this process so far
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
@@ -128,16 +130,32 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def serve(metrics: Metrics, host: str, port: int) -> ThreadingHTTPServer:
-    """Serve ``/metrics`` and ``/healthz`` from a daemon thread; the caller shuts the server down."""
+def serve(
+    metrics: Metrics,
+    host: str,
+    port: int,
+    sick: Callable[[], str] = str,
+    more: Callable[[], str] = str,
+) -> ThreadingHTTPServer:
+    """Serve ``/metrics`` and ``/healthz`` from a daemon thread; the caller shuts the server down.
+
+    Parameters
+    ----------
+    sick
+        One sentence when the component is not well (``/healthz`` then answers 503), else empty.
+    more
+        Further lines of the metrics page.
+    """
 
     class Page(BaseHTTPRequestHandler):
         """The two pages."""
 
         def do_GET(self) -> None:
             known = self.path in ("/metrics", "/healthz")
-            body = metrics.page() if self.path == "/metrics" else "ok\n" if known else "not found\n"
-            self.send_response(200 if known else 404)
+            problem = sick() if self.path == "/healthz" else ""
+            page = metrics.page() + more() if self.path == "/metrics" else ""
+            body = page or (f"{problem}\n" if problem else "ok\n" if known else "not found\n")
+            self.send_response(503 if problem else 200 if known else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.end_headers()
             self.wfile.write(body.encode())

@@ -37,6 +37,7 @@ VERDICTS = Topic("tw.verdicts", "cluster", "Verdict", retention_ms=30 * 24 * 360
 INCIDENTS = Topic("tw.incidents", "incident_id", "Incident", compacted=True)
 ACTIONS = Topic("tw.actions", "incident_id", "Plan and ActionResult and Delivery", retention_ms=30 * 24 * 3600 * 1000)
 POLICY = Topic("tw.policy", "key", "PolicyChange", compacted=True)
+CONTROL = Topic("tw.control", "key", "CollectorOrder")
 STATE = Topic("tw.state", "owner", "StateSnapshot", compacted=True)
 DEAD = Topic("tw.dead", "topic", "DeadLetter", retention_ms=14 * 24 * 3600 * 1000)
 
@@ -51,6 +52,7 @@ ALL: tuple[Topic, ...] = (
     INCIDENTS,
     ACTIONS,
     POLICY,
+    CONTROL,
     STATE,
     DEAD,
 )

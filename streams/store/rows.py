@@ -179,6 +179,14 @@ def _policy(change: records.PolicyChange, arrived_ms: int) -> Rows:
     }  # fmt: skip
 
 
+def _order(order: records.CollectorOrder, arrived_ms: int) -> Rows:
+    """An order to collectors is an operator's change like any other; whom it selects is part of its key."""
+    yield "policy_changes", {
+        **_header(order, arrived_ms), "key": f"collector.{order.key} {order.nodes}", "value": order.value, "author": order.author,
+        "comment": order.comment, "expires_at": _moment(order.expires_at_ns),
+    }  # fmt: skip
+
+
 def _dead(letter: records.DeadLetter, arrived_ms: int) -> Rows:
     yield "dead_letters", {
         "ts": arrived_ms, "cluster": letter.cluster, "topic": letter.topic, "partition": letter.partition,
@@ -215,7 +223,7 @@ def _finite(value: float) -> float | None:
 _MAKERS: dict[type[Record], Callable[[Any, int], Rows]] = {
     records.StepReport: _steps, records.LogEvent: _log, records.Catalog: _catalog, records.TopologyEvent: _topology,
     records.Verdict: _verdict, records.Incident: _incident, records.Plan: _plan, records.ActionResult: _action,
-    records.Delivery: _delivery, records.PolicyChange: _policy, records.DeadLetter: _dead,
+    records.Delivery: _delivery, records.PolicyChange: _policy, records.CollectorOrder: _order, records.DeadLetter: _dead,
 }  # fmt: skip
 
 ROW_TABLES = (

@@ -145,6 +145,9 @@ SAMPLES: tuple[r.Record, ...] = (
     ),
     r.StateSnapshot(**_HEAD, owner="worker", code_version="1", positions={"tw.ticks/0": 9}, payload=b"\x00\x01"),
     r.PolicyChange(**_HEAD, key="mode", value="auto", author="me", comment="c", expires_at_ns=9),
+    r.CollectorOrder(
+        **_HEAD, nodes="gpu[001-032]", key="interval_ms", value="5s", author="me", comment="c", expires_at_ns=9
+    ),
     r.DeadLetter(**_HEAD, topic="tw.ticks", partition=1, offset=5, reason="not a record", key=b"k", payload=b"\xff"),
 )
 
