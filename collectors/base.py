@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -38,7 +39,7 @@ class Family:
     source: str
     metrics: tuple[Metric, ...]
 
-    @property
+    @cached_property
     def catalog_id(self) -> str:
         """Identity of the column layout."""
         return catalog_id_of(self.name, self.metrics)

@@ -42,10 +42,11 @@ class Line:
         left_ms = max(0, until_ns - time.monotonic_ns()) / 1e6
         if not self._poll.poll(left_ms):
             return 0
-        message = self._socket.recv(64)
-        if not message:
-            return None
-        return wire.shift_of(message)
+        try:
+            message = self._socket.recv(64)
+        except ConnectionError:
+            return None  # it went with messages unread
+        return wire.shift_of(message) if message else None
 
     def send(self, messages: list[bytes]) -> None:
         """Send without waiting. A parent that does not read loses frames, never events and inventories (the newest 256 of them)."""
@@ -55,6 +56,8 @@ class Line:
             except BlockingIOError:
                 self._kept = self._unsent(messages, message)[-256:]
                 return
+            except ConnectionError:
+                return  # `wait` tells that the parent is gone
         self._kept = []
 
     def _unsent(self, messages: list[bytes], first: bytes) -> list[bytes]:

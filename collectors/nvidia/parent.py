@@ -39,6 +39,10 @@ class Process:
                 sys.executable, command, environment, file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
             )
         self._socket = ours
+        self._buffer = bytearray(
+            wire.MESSAGE_BYTES
+        )  # kept: a fresh one of this size is a system call and pages to fill
+        self._view = memoryview(self._buffer)
         self.ended = False
 
     def messages(self) -> list[bytes]:
@@ -46,15 +50,15 @@ class Process:
         found: list[bytes] = []
         while True:
             try:
-                message = self._socket.recv(wire.MESSAGE_BYTES)
+                size = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return found
             except ConnectionError:
-                message = b""
-            if not message:
+                size = 0
+            if not size:
                 self.ended = True
                 return found
-            found.append(message)
+            found.append(bytes(self._view[:size]))
 
     def shift(self, by_ns: int) -> None:
         """Ask for the child's clock to move."""

@@ -26,6 +26,7 @@ SLOW_READ_NS = 100 * 10**6
 """A GPU that takes longer than this for the values of every second is asked every other second: asking holds up somebody."""
 MEDIUM_COLUMNS = ("fb_total_bytes", "fb_used_bytes", "fb_reserved_bytes", "fb_used_ratio", "temp_margin_c", "pcie_link_gen",
                   "pcie_link_width", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")  # fmt: skip
+XID_COLUMNS = ("xid_last", "xid_count")
 FAST_COLUMNS = (
     "sm_clock_mhz",
     "memory_clock_mhz",
@@ -53,7 +54,7 @@ def tiers_of(columns: Sequence[str]) -> dict[int, list[int]]:
     at = {name: index for index, name in enumerate(columns)}
     named = {tier: {reading.column for reading in fields.READINGS if reading.tier == tier} for tier in (FAST, MEDIUM)}
     fast, medium = named[FAST] | set(FAST_COLUMNS), named[MEDIUM] | set(MEDIUM_COLUMNS)
-    slow = set(columns) - fast - medium
+    slow = set(columns) - fast - medium - set(XID_COLUMNS)
     return {
         tier: [at[name] for name in names if name in at]
         for tier, names in ((FAST, fast), (MEDIUM, medium), (SLOW, slow))
@@ -224,8 +225,18 @@ class Sampler:
             self._jobs[identity.uuid] = self._job(handle, identity, index / max(1, len(fresh)))
         self._jobs = dict(sorted(self._jobs.items(), key=lambda item: int(item[1].gpu.identity.name[3:])))
         if self._options.events and fresh:
-            self._watch.register({j.gpu.identity.name: (j.gpu.handle, j.gpu.identity.pci) for j in self._jobs.values()})
+            self._listen()
         return True
+
+    def _listen(self) -> None:
+        """Have the driver report events of all GPUs; one that does has had no Xid so far."""
+        self._watch.register(
+            {job.gpu.identity.name: (job.gpu.handle, job.gpu.identity.pci) for job in self._jobs.values()}
+        )
+        for job in self._jobs.values():
+            if job.gpu.identity.name in self._watch.registered:
+                for name in XID_COLUMNS:
+                    job.gpu.row[self._layout.at[name]] = 0.0
 
     def _job(self, handle: Any, identity: Identity, stagger: float) -> GpuJob:
         gpu = Gpu(self._library, handle, identity, self._layout, self._options.spans)

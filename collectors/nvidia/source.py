@@ -206,9 +206,9 @@ class NvmlSource(Source):
         return tuple(blocks)
 
     def _write_xids(self, rows: bytearray, at: int, gpu: dict[str, Any]) -> None:
-        """The Xids that either source saw; nothing where no source would have seen one."""
+        """The Xids that either source saw. Without any the child's word stands: 0 where it would hear of one, else nothing."""
         xids = self.context.facts.xids
-        if gpu["events"] or xids.count(gpu["pci"]):
+        if xids.count(gpu["pci"]):
             _FLOAT.pack_into(rows, at + _XID_LAST, xids.last(gpu["pci"]))
             _FLOAT.pack_into(rows, at + _XID_COUNT, xids.count(gpu["pci"]))
 
