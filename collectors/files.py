@@ -10,6 +10,7 @@ from trainwarden.clock import NS_PER_S, Clock
 
 CHUNK_BYTES = 65536
 RETRY_NS = 60 * NS_PER_S
+NUMBER_LIMIT = 1e30
 
 
 class Files:
@@ -93,8 +94,9 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def to_number(text: str) -> float | None:
-    """A plain decimal number, else None."""
+    """A plain number, else None. What is not finite, or larger than anything a kernel counts, is none."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if abs(number) < NUMBER_LIMIT else None

@@ -13,6 +13,7 @@ from collectors.machine.asking import Question
 from trainwarden.settings import option
 
 SECTOR_BYTES = 512
+CPU_FIELDS = 8
 WHOLE_DISK = re.compile(r"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|nvme\d+n\d+|mmcblk\d+)")
 
 HOST = family(
@@ -82,10 +83,10 @@ class HostSource(Source):
     def _cpu(self, stat: str) -> dict[str, float]:
         lines = stat.splitlines()
         # guest time (fields 9, 10) is contained in user and nice
-        now = [float(word) for word in lines[0].split()[1:9]]
+        now = [number for word in lines[0].split()[1:9] if (number := to_number(word)) is not None]
         before, self._cpu_before = self._cpu_before, now
         switches = _named(lines, "ctxt")
-        shares = cpu_shares(before, now) if len(before) == len(now) else {}
+        shares = cpu_shares(before, now) if len(before) == len(now) == CPU_FIELDS else {}
         return {**shares, "context_switches_per_s": self._rates.per_second(("ctxt",), switches)}
 
     def _load(self, loadavg: str) -> dict[str, float]:
@@ -110,9 +111,9 @@ class HostSource(Source):
             words = line.split()
             if len(words) < 13 or not WHOLE_DISK.fullmatch(words[2]):
                 continue
-            reads += float(words[5])
-            writes += float(words[9])
-            busy.append(self._rates.per_second(("disk", words[2]), float(words[12]), 1e-3))
+            reads += to_number(words[5]) or 0.0
+            writes += to_number(words[9]) or 0.0
+            busy.append(self._rates.per_second(("disk", words[2]), to_number(words[12]), 1e-3))
         return {
             "disk_read_bytes_per_s": self._rates.per_second(("read",), reads, SECTOR_BYTES),
             "disk_write_bytes_per_s": self._rates.per_second(("write",), writes, SECTOR_BYTES),
@@ -140,7 +141,7 @@ def cpu_shares(before: list[float], now: list[float]) -> Row:
 
 def retransmits(snmp: str) -> float | None:
     """``Tcp: RetransSegs`` of /proc/net/snmp: a line of names, then a line of values."""
-    names, values = [line.split() for line in snmp.splitlines() if line.startswith("Tcp:")][:2] or ([], [])
+    names, values = [*(line.split() for line in snmp.splitlines() if line.startswith("Tcp:")), [], []][:2]
     return to_number(dict(zip(names, values, strict=False)).get("RetransSegs", ""))
 
 
@@ -157,7 +158,7 @@ def _memory(meminfo: str) -> Row:
 
 
 def _named(lines: list[str], name: str) -> float | None:
-    return next((to_number(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+    return next((to_number(line.partition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
 
 
 def _free_bytes(directory: str) -> float:

@@ -197,7 +197,7 @@ class Links:
             )
         base = f"/sys/class/net/{name}"
         flags_text = self._files.text(f"{base}/flags")
-        up = float(bool(int(flags_text, 16) & IFF_UP)) if flags_text else NAN
+        up = up_by_flags(flags_text)
         carrier = self._files.number(f"{base}/carrier")
         speed = self._files.number(f"{base}/speed") if carrier else None
         return {
@@ -253,6 +253,14 @@ def parse_dev(text: str) -> dict[str, list[float]]:
     for line in text.splitlines():
         name, colon, rest = line.rpartition(":")
         words = rest.split()
-        if colon and len(words) >= 16 and all(word.isdigit() for word in words):
+        if colon and len(words) >= 16 and all(word.isdecimal() and len(word) <= 20 for word in words):
             found[name.strip()] = [float(word) for word in words]
     return found
+
+
+def up_by_flags(text: str) -> float:
+    """1 while an interface is switched on, by its flags in hexadecimal; NaN without them."""
+    try:
+        return float(bool(int(text, 16) & IFF_UP))
+    except ValueError:
+        return NAN
