@@ -153,6 +153,7 @@ class Pipeline:
 
     def _finish(self, verdict: Verdict) -> Verdict:
         kind = self._policy.kind(verdict.kind)
-        # silence about a node is no proof against it, whatever the operator's table says
-        reach = Reach.NOTIFY if kind.family is Family.TELEMETRY and kind.reach is Reach.ACT else kind.reach
+        # silence about a node is no proof against it, whatever the operator's table says; and a detector may ask for less
+        told_only = kind.family is Family.TELEMETRY or verdict.reach is Reach.NOTIFY
+        reach = Reach.NOTIFY if told_only and kind.reach is Reach.ACT else kind.reach
         return replace(verdict, cluster=self._config.cluster, reach=reach, evidence=verdict.evidence[:MAX_EVIDENCE])

@@ -13,16 +13,19 @@ import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.mesh.blame import Explanation, blame
+from detectors.mesh.congestion import raised_everywhere
+from detectors.mesh.losses import Lossy, crowded, least_losses, loser, quiet_rate
 from detectors.mesh.pace import Pace, PaceLimits, follow
 from detectors.mesh.pairs import RING, Pairs
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
 from detectors.mesh.ports import Ports
+from detectors.mesh.surges import MARKED, RESENT_RDMA, RESENT_TCP, Owners, Surges
 from detectors.risk import poisson_at_least
 from detectors.robust import median_of_known
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Entity, EntityKind, Evidence, Verdict
+from trainwarden.records import Entity, EntityKind, Evidence, Reach, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import Topology
 
@@ -66,6 +69,22 @@ class MeshSettings:
     stalls: int = option(5, "losses count only while steps stall: so many stalled steps within stall_window_s")
     stall_ms: float = option(150.0, "a stalled step takes so much longer than usual")
     stall_window_s: float = option(25.0, "window in which stalled steps are counted")
+    resent_posterior: float = option(
+        0.9,
+        "while few nodes of a job send far more again than ever, its lossy node is named at this probability among the nodes of the job",
+    )
+    sure_loss_risk: float = option(
+        1e-9, "probes alone name a node that loses packets when chance would show as much with at most this probability"
+    )
+    sure_loss_s: float = option(8.0, "and when the losses spread over so long")
+    marked_share: float = option(
+        0.6,
+        "the fabric is congested when this share of the nodes gets more congestion marks than ever, and of the probes is raised",
+    )
+    marked_s: float = option(10.0, "for so long")
+    marked_deviations: float = option(
+        3.0, "while the newest steps of a job lie above its usual ones by so many standard errors"
+    )
     subnet_s: float = option(4.0, "how long a leaf or a rail must look slow before it is said")
     subnet_factor: float = option(
         1.3, "probes through one leaf or rail count as raised at so many times their usual round trip"
@@ -83,7 +102,8 @@ class MeshSettings:
 class Opinion(msgspec.Struct):
     """Something said about a place (``"<kind of entity>|<name>"``) and not yet taken back.
 
-    `first_ns` is when the picture began, `said_ns` 0 while it is only a suspicion.
+    `first_ns` is when the picture began, `said_ns` 0 while it is only a suspicion. What is `mild` no job suffers from yet: it is told, and
+    nobody is taken away for it.
     """
 
     kind: str
@@ -96,6 +116,7 @@ class Opinion(msgspec.Struct):
     job: str = ""
     attempt: int = 0
     rank: int = -1
+    mild: bool = False
 
 
 class State(msgspec.Struct):
@@ -106,13 +127,14 @@ class State(msgspec.Struct):
     opinions: dict[str, Opinion] = {}
     paces: dict[str, Pace] = {}
     absent: dict[str, int] = {}
+    surges: Surges = msgspec.field(default_factory=Surges)
 
 
 class MeshLinkDetector(Detector):
     """Says `link_slow`, `link_down`, `subnet_slow` or `fabric_slow`."""
 
     name = "mesh_links"
-    version = 2
+    version = 3
     kinds = ("link_slow", "link_down", "subnet_slow", "fabric_slow")
     false_alarms_per_node_day = 2e-3
     Settings = MeshSettings
@@ -122,6 +144,7 @@ class MeshLinkDetector(Detector):
         super().__init__(settings)
         self._state = State(Pairs(), Ports())
         self._parts: Parts | None = None
+        self._owners = Owners()
         self._parts_of: tuple[tuple[tuple[str, str], ...], list[dict[str, str]]] = ((), [])
         chosen = self.settings
         self._limits = PaceLimits(chosen.fabric_job_ratio, chosen.stall_ms, chosen.stall_window_s)
@@ -135,6 +158,7 @@ class MeshLinkDetector(Detector):
                 self._state.ports.put(tick, interfaces, self._state.absent, self.settings.flap_window_s)
             if (probes := tick.family("mesh")) is not None:
                 self._state.pairs.put(tick.at_ns, probes)
+            self._state.surges.put(tick, self._owners)
             self._suspect_ports(tick, frame.topology)
             if probes is not None and self._state.pairs.keys:
                 self._suspect_probes(tick, frame)
@@ -227,6 +251,9 @@ class MeshLinkDetector(Detector):
             found = blame(self._passed(frame.topology), slow | dead, known)
             self._support_found("link_slow", found, tick, frame, slow, typical)
         self._suspect_losses(tick, frame, dead | ~answered)
+        self._suspect_resending(tick, frame)
+        self._suspect_sure_losses(tick, frame, dead | ~answered)
+        self._suspect_congestion(tick, frame, typical, known)
         self._suspect_shared(tick, frame, typical, slow | dead, known)
         pairs.learn(np.asarray(~(slow | dead | self._through_blamed(frame.topology))))
 
@@ -249,9 +276,11 @@ class MeshLinkDetector(Detector):
             self._support_subnets(found, raised, typical, tick, frame, None if felt else said)
 
     def _through_blamed(self, topology: Topology) -> Array:
-        """Probes through a shared part that is under suspicion: what is usual there is not learnt now."""
+        """Probes through a shared part that is suspected, or all while congestion is marked: what is usual is not learnt now."""
         places = [place.partition("|") for place in self._state.opinions]
         names = {name for kind, _, name in places if kind in _SUBNET}
+        if self._state.surges.share(MARKED) >= self.settings.marked_share:
+            return np.ones(len(self._state.pairs.keys), dtype=np.bool_)
         if not names:
             return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
         parts = self._passed(topology)
@@ -358,6 +387,9 @@ class MeshLinkDetector(Detector):
         others = float(totals.sum() - totals[worst])
         rate = max(pairs.usual_loss_rate(), others / max(float(probes.sum() - probes[worst]), 100.0))
         if poisson_at_least(int(totals[worst]), rate * float(probes[worst])) < self._loss_risk(probed):
+            better = self._loser(frame.topology, slots.tolist(), None, least=2)
+            if better is not None and better.node != parts.nodes[worst]:
+                return
             first_ns = int(pairs.times[slots[int(np.argmax(by_tick[worst] > 0))]])
             why = f"{int(totals[worst])} of {int(probes[worst])} probes to it were lost, of the others {int(others)}"
             self._support(
@@ -369,6 +401,108 @@ class MeshLinkDetector(Detector):
                 why,
             )
 
+    def _suspect_resending(self, tick: AlignedTick, frame: Frame) -> None:
+        """Few nodes of a job send far more again than ever: one of its links loses segments. Whose, the probes tell, and one lost probe is
+        then much: counters of the senders say when, not who, for the loss may be their own or that of those they send to."""  # fmt: skip
+        surging = self._state.surges.surging(RESENT_TCP, RESENT_RDMA)
+        layouts = {layout.job: layout for node in surging if (layout := frame.topology.job_of(node)) is not None}
+        for job, layout in sorted(layouts.items()):
+            members = set(layout.nodes)
+            hurt = {node: since for node, since in surging.items() if node in members}
+            if len(members) < 3 or 2 * len(hurt) > max(len(members), 2):
+                continue
+            since_ns = min(hurt.values())
+            slots = [
+                slot
+                for slot in self._state.pairs.recent(RING)
+                if self._state.pairs.times[slot] >= since_ns - 3 * NS_PER_S
+            ]
+            found, mild = self._loser(frame.topology, slots, members), not self._suffers(job)
+            if found is None or found.posterior < self.settings.resent_posterior or (mild and found.ticks < 2):
+                continue
+            again = (
+                f"{min(hurt)} sends far more again than ever"
+                if len(hurt) == 1
+                else f"{len(hurt)} nodes of its job send far more again than ever"
+            )
+            first_ns, lost = min(since_ns, tick.at_ns), found.lost / max(found.sent, 1)
+            why = f"{again}; {_told_of(found)}"
+            self._support("link_slow", f"node|{found.node}", first_ns, tick.at_ns, lost, why, mild)
+
+    def _suspect_sure_losses(self, tick: AlignedTick, frame: Frame, left_out: Array) -> None:
+        """A node that loses probes as chance would not in years, whatever its job feels."""
+        pairs, settings = self._state.pairs, self.settings
+        if not (pairs.lost[pairs.cursor] * ~left_out).any():
+            return
+        weight, quiet = float(-np.log(settings.sure_loss_risk)), quiet_rate(pairs.loss_rate, pairs.probes_seen)
+        sent = pairs.sent[pairs.cursor]
+        least = least_losses(RING, float(sent[sent > 0].mean()) if sent.any() else 1.0, quiet, weight)
+        if not self._is_crowded(frame.topology, least):
+            return
+        slots = pairs.recent(RING).tolist()
+        found = self._loser(frame.topology, slots, None, least, weight)
+        if found is None or found.posterior < settings.resent_posterior:
+            return
+        first_ns, last_ns = (int(pairs.times[slots[at]]) for at in (found.first, found.last))
+        spread = last_ns - first_ns >= settings.sure_loss_s * NS_PER_S
+        if last_ns < tick.at_ns or not spread or found.partners < min(2, found.reached):
+            return
+        layout = frame.topology.job_of(found.node)
+        mild = layout is not None and not self._suffers(layout.job)
+        self._support(
+            "link_slow",
+            f"node|{found.node}",
+            first_ns,
+            tick.at_ns,
+            found.lost / max(found.sent, 1),
+            _told_of(found),
+            mild,
+        )
+
+    def _is_crowded(self, topology: Topology, least: int) -> bool:
+        pairs = self._state.pairs
+        settled = self._parts is not None and self._parts_of[0] is pairs.keys
+        parts = self._parts if settled and self._parts is not None else self._passed(topology)
+        return bool(crowded(parts, pairs.lost, least).size)
+
+    def _loser(
+        self,
+        topology: Topology,
+        slots: list[int],
+        members: set[str] | None,
+        least: int = 1,
+        least_weight: float = -np.inf,
+    ) -> Lossy | None:
+        pairs, parts = self._state.pairs, self._passed(topology)
+        among = np.array([members is None or node in members for node in parts.nodes], dtype=np.bool_)
+        lost = pairs.lost[slots] + (pairs.late[slots] if members is not None else 0.0)
+        if members is not None:
+            lost = lost * among[parts.ends].any(axis=1)
+        quiet = quiet_rate(pairs.loss_rate, pairs.probes_seen)
+        return loser(parts, lost, pairs.sent[slots], quiet, among, least, least_weight)
+
+    def _suffers(self, job: str) -> bool:
+        pace = self._state.paces.get(job)
+        return pace is not None and (self._stalls(pace) or pace.ratio() >= self.settings.suffering_ratio)
+
+    def _suspect_congestion(self, tick: AlignedTick, frame: Frame, typical: Array, known: Array) -> None:
+        """Most nodes get more congestion marks than ever, probes take longer everywhere, and a job goes measurably slower for it."""
+        share, settings = self._state.surges.share(MARKED), self.settings
+        if share < settings.marked_share:
+            return
+        place = self._state.opinions.get(_FABRIC)
+        felt = place is not None or any(
+            pace.deviations() >= settings.marked_deviations for pace in self._state.paces.values()
+        )
+        raised = self._state.pairs.slow(
+            typical, settings.warm_ticks, settings.subnet_factor, settings.subnet_floor_ms, z=2.5
+        )
+        if not felt or not raised_everywhere(self._passed(frame.topology), raised, known, settings.marked_share):
+            return
+        value, usual = float(np.median(typical[raised])), float(np.median(np.exp(self._state.pairs.log_base[raised])))
+        why = f"probes take {value:.2f} ms (usual {usual:.2f} ms) between all nodes, {share:.0%} with more congestion marks than ever"
+        self._support("fabric_slow", _FABRIC, tick.at_ns, tick.at_ns, value, why)
+
     def _stalls(self, pace: Pace) -> bool:
         """Whether enough of a job's steps stall; of long steps, of which the window holds few, half are enough."""
         steps = 1000.0 * self.settings.stall_window_s / max(pace.usual_ms, 1.0)
@@ -379,13 +513,18 @@ class MeshLinkDetector(Detector):
         larger mesh has more jobs. The setting is for four nodes, where it is about a tenth of a false incident a day."""  # fmt: skip
         return self.settings.loss_risk * min(1.0, _SMALL_MESH / probed) ** 2
 
-    def _support(self, kind: str, place: str, first_ns: int, at_ns: int, value: float, why: str) -> None:
+    def _support(
+        self, kind: str, place: str, first_ns: int, at_ns: int, value: float, why: str, mild: bool = False
+    ) -> None:
         known = self._state.opinions.get(place)
         if known is not None and known.kind in {kind, "link_down"}:
+            if known.mild and not mild and known.said_ns:
+                known.said_ns = at_ns - int(self.settings.restate_s * NS_PER_S)
+            known.mild = known.mild and mild
             known.last_ns, known.value, known.why = at_ns, value, why if known.kind == kind else known.why
             return
         first_ns = min(first_ns, known.first_ns) if known is not None else first_ns
-        self._state.opinions[place] = Opinion(kind, place, first_ns, at_ns, 0, value, why)
+        self._state.opinions[place] = Opinion(kind, place, first_ns, at_ns, 0, value, why, mild=mild)
 
     # --- saying it -----------------------------------------------------------------------------------------------------------
 
@@ -410,7 +549,7 @@ class MeshLinkDetector(Detector):
         waits = {
             "link_slow": self.settings.slow_s,
             "subnet_slow": self.settings.subnet_s,
-            "fabric_slow": self.settings.fabric_s,
+            "fabric_slow": self.settings.marked_s if "marks" in opinion.why else self.settings.fabric_s,
         }
         ripe = at_ns - opinion.first_ns >= waits.get(opinion.kind, 0.0) * NS_PER_S
         return ripe and not self._hidden_by_shared(opinion, topology)
@@ -445,6 +584,7 @@ class MeshLinkDetector(Detector):
             kind=opinion.kind, entity=entity, window=(min(opinion.first_ns, at_ns), at_ns), onset_at_ns=opinion.first_ns, job=opinion.job,
             attempt=opinion.attempt, rank=opinion.rank, score=opinion.value, value=opinion.value,
             confidence=0.96 if opinion.kind == "link_down" else 0.9, text=text, clears=clears, evidence=self._evidence(opinion, topology),
+            reach=Reach.NOTIFY if opinion.mild else Reach.STORE,
         )  # fmt: skip
 
     def _evidence(self, opinion: Opinion, topology: Topology) -> tuple[Evidence, ...]:
@@ -489,6 +629,11 @@ def _covers(place: str, facts: dict[str, str]) -> bool:
     return kind == "rail" and (
         name in (facts.get("rail"), f"rail{facts.get('rail')}") or bool(facts.get("probe_rails"))
     )
+
+
+def _told_of(found: Lossy) -> str:
+    where = f" over rail {found.rail}" if found.rail else ""
+    return f"{found.lost} of {found.sent} probes to and from it{where} were lost, of the others {found.elsewhere}"
 
 
 def _entity(place: str) -> tuple[Entity, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from trainwarden.topology import Topology
 
 _KEPT_STEPS = 400
 _LEARNT = 20
+_NEWEST = 8
 _LONGEST_MS = 1e9
 """Longer than eleven days is no step: also what is not a number, and what would overflow in nanoseconds."""
 
@@ -29,7 +31,7 @@ class PaceLimits:
 
 
 class Pace(msgspec.Struct):
-    """A job's usual step time, and its newest ones."""
+    """A job's usual step time and how far steps lie from it (mean absolute deviation), and its newest ones."""
 
     usual_ms: float = 0.0
     steps: int = 0
@@ -37,6 +39,7 @@ class Pace(msgspec.Struct):
     newest_step: int = -1
     newest_ns: int = 0
     stalls_ns: list[int] = []
+    spread_ms: float = 0.0
 
     @property
     def learnt(self) -> bool:
@@ -47,13 +50,20 @@ class Pace(msgspec.Struct):
         """Newest over usual."""
         return float(np.median(self.newest_ms)) / self.usual_ms if self.learnt and self.newest_ms else 0.0
 
+    def deviations(self) -> float:
+        """How far the newest steps lie above the usual ones, in standard errors of their median; 0 when not known, or within 2 %."""
+        if not self.learnt or len(self.newest_ms) < _NEWEST or self.ratio() < 1.02:
+            return 0.0
+        error_ms: float = 1.2533 * 1.2533 * self.spread_ms / math.sqrt(_NEWEST)
+        return (float(np.median(self.newest_ms)) - self.usual_ms) / max(error_ms, 1e-6 * self.usual_ms, 1e-9)
+
     def take(self, rows: list[StepRow], limits: PaceLimits) -> None:
         """Steps not seen before: in a synchronous job all ranks take equally long, so whoever reports first is believed."""
         plain = [row for row in rows if row.phase in ("train", "") and row.duration_ms < _LONGEST_MS]
         self.newest_step = max((row.step for row in rows), default=self.newest_step)
         ends = (row.started_at_ns + int(row.duration_ms * NS_PER_MS) for row in plain)
         self.newest_ns = max(ends, default=self.newest_ns)
-        self.newest_ms = [*self.newest_ms, *(row.duration_ms for row in plain)][-8:]
+        self.newest_ms = [*self.newest_ms, *(row.duration_ms for row in plain)][-_NEWEST:]
         usual_now = not self.learnt or self.ratio() < limits.suffering_ratio
         for row in plain:
             self._learn(row, usual_now, limits.stall_ms)
@@ -68,7 +78,9 @@ class Pace(msgspec.Struct):
             self.stalls_ns.append(row.started_at_ns)
         if usual_now:
             bounded = min(row.duration_ms, 2.0 * self.usual_ms) if learnt else row.duration_ms
-            self.usual_ms += max(1.0 / (self.steps + 1), 1.0 / _KEPT_STEPS) * (bounded - self.usual_ms)
+            weight = max(1.0 / (self.steps + 1), 1.0 / _KEPT_STEPS)
+            self.spread_ms += weight * (abs(bounded - self.usual_ms) * (self.steps > 0) - self.spread_ms)
+            self.usual_ms += weight * (bounded - self.usual_ms)
         self.steps += 1
 
 

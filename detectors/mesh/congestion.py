@@ -1,0 +1,26 @@
+"""Whether probes are raised everywhere, or only through one shared part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.mesh.parts import LEAF, RAIL, SWITCH, Parts
+from detectors.state import Array
+
+_LEAST_WITNESSES = 3
+
+
+def raised_everywhere(parts: Parts, raised: Array, known: Array, share: float) -> bool:
+    """Whether at least `share` of the known probes is raised, and also of those that do not pass any one leaf, switch or rail.
+
+    Where all nodes hang at one leaf, that leaf and the fabric are the same to the probes.
+    """
+    told = known | raised
+    if not told.any() or raised[told].mean() < share:
+        return False
+    kinds = parts.kinds
+    for part in np.flatnonzero((kinds == LEAF) | (kinds == RAIL) | (kinds == SWITCH)).tolist():
+        beside = told & ~(parts.through == part).any(axis=1)
+        if beside.sum() >= _LEAST_WITNESSES and raised[beside].mean() < share:
+            return False
+    return True

@@ -1,0 +1,162 @@
+"""Who loses packets: pooled probes against the usual rate, and counters of what is sent again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from detectors.base import AlignedTick, FamilyMatrix
+from detectors.mesh.congestion import raised_everywhere
+from detectors.mesh.losses import Lossy, log_weight, loser, quiet_rate
+from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
+from detectors.mesh.surges import MARKED, RESENT_TCP, Owners, Surges
+from trainwarden.clock import NS_PER_S
+from trainwarden.records import TopologyEvent
+from trainwarden.topology import Topology
+
+QUIET = quiet_rate(0.0, 2000.0)
+CENTRAL = [("controller", name) for name in "abcd"]
+RING = [(f"n{i}", f"n{(i + step) % 12}") for i in range(12) for step in (1, 2, 3)]
+TICKS, PROBES = 30, 4.0
+
+
+def parts(keys: list[tuple[str, str]], topology: Topology | None = None) -> Parts:
+    nodes = nodes_of(keys)
+    return parts_of(keys, nodes, facts_of(nodes, topology or Topology()))
+
+
+def found(
+    keys: list[tuple[str, str]], lost: dict[tuple[int, str, str], float], ticks: int = TICKS, least: int = 1
+) -> Lossy | None:
+    table = np.zeros((ticks, len(keys)))
+    for (tick, prober, target), count in lost.items():
+        table[tick, keys.index((prober, target))] = count
+    mesh = parts(keys)
+    among = np.ones(len(mesh.nodes), dtype=np.bool_)
+    return loser(mesh, table, np.full(table.shape, PROBES), QUIET, among, least)
+
+
+def test_no_loss_points_at_nobody() -> None:
+    assert found(CENTRAL, {}) is None
+
+
+def test_one_lost_probe_is_likelier_of_its_target_than_of_any_other_the_sooner_it_is() -> None:
+    soon, late = (found(CENTRAL, {(3, "controller", "c"): 1.0}, ticks) for ticks in (5, 200))
+    assert soon is not None
+    assert late is not None
+    assert soon.node == "c"
+    assert soon.posterior > 0.9
+    assert late.posterior < soon.posterior
+    assert soon.weight < -np.log(1e-3)  # by itself, chance explains it
+
+
+def test_losses_of_two_nodes_alike_are_nobodys() -> None:
+    told = found(CENTRAL, {(3, "controller", "c"): 1.0, (4, "controller", "a"): 1.0})
+    assert told is not None
+    assert told.posterior <= 0.5
+
+
+def test_a_tick_in_which_half_of_the_nodes_lose_is_the_probers() -> None:
+    assert found(CENTRAL, {(3, "controller", name): 4.0 for name in "abc"}) is None
+
+
+def test_the_node_in_the_middle_of_lossy_pairs_is_named_not_its_partners() -> None:
+    lost = {(t, *pair): 1.0 for t, pair in zip(range(0, 30, 3), [("n4", "n5"), ("n5", "n7")] * 5, strict=True)}
+    told = found(RING, lost, least=3)
+    assert told is not None
+    assert told.node == "n5"
+    assert told.posterior > 0.99
+    assert told.partners == 2
+    assert told.weight > -np.log(1e-9)
+
+
+def test_losses_of_one_pair_alone_are_either_ends() -> None:
+    told = found(RING, {(t, "n4", "n5"): 1.0 for t in range(0, 30, 3)}, least=3)
+    assert told is not None
+    assert told.posterior < 0.9
+
+
+def test_weight_exceeds_its_inverse_risk_no_oftener_than_that() -> None:
+    """Ville: under health the weight is at least 1 / a with probability at most a. Exact, by summing over all outcomes."""
+    ticks, quiet = 40, 0.004
+    usual = -np.expm1(4 * np.log1p(-quiet))
+    chance = [_binomial(k, ticks, usual) for k in range(ticks + 1)]
+    for risk in (1e-1, 1e-2, 1e-4):
+        above = sum(c for k, c in enumerate(chance) if log_weight(k, ticks, 4.0, quiet) >= -np.log(risk))
+        assert above <= risk
+
+
+def _binomial(k: int, n: int, p: float) -> float:
+    from math import comb
+
+    return comb(n, k) * p**k * (1 - p) ** (n - k)
+
+
+# --- counters ------------------------------------------------------------------------------------------------------------
+
+
+def tick(second: int, family: str, columns: tuple[str, ...], values: list[list[float]]) -> AlignedTick:
+    nodes = tuple(f"n{i}" for i in range(len(values)))
+    matrix = FamilyMatrix(
+        family,
+        tuple((node, "x") for node in nodes),
+        columns,
+        np.array(values, dtype=np.float32).reshape(len(nodes), -1),
+    )
+    return AlignedTick(second * NS_PER_S, 1000, nodes, np.ones(len(nodes), dtype=np.bool_), {family: matrix})
+
+
+def after(rows: NDArray[np.float64], family: str, column: str) -> Surges:
+    surges, owners = Surges(), Owners()
+    for second, row in enumerate(rows):
+        surges.put(tick(second, family, (column,), [[value] for value in row]), owners)
+    return surges
+
+
+def bursty(seconds: int) -> NDArray[np.float64]:
+    rng = np.random.default_rng(5)
+    return rng.poisson(4, (seconds, 4)) + 46.0 * (rng.random((seconds, 4)) < 0.15)
+
+
+def test_bursts_of_segments_sent_again_are_usual() -> None:
+    assert after(bursty(400), "host", "tcp_retrans_per_s").surging(RESENT_TCP) == {}
+
+
+def test_a_node_that_goes_on_sending_again_surges_from_its_first_high_tick() -> None:
+    rows = bursty(40)
+    rows[36:, 3] += 400
+    assert after(rows, "host", "tcp_retrans_per_s").surging(RESENT_TCP) == {"n3": 36 * NS_PER_S}
+
+
+def test_nothing_surges_before_enough_is_known() -> None:
+    rows = bursty(12)
+    rows[8:, 3] += 400
+    assert after(rows, "host", "tcp_retrans_per_s").surging(RESENT_TCP) == {}
+
+
+def test_marks_that_climb_are_not_chased() -> None:
+    rows = np.zeros((80, 4))
+    rows[50:] = 30.0 * np.arange(30)[:, None]
+    assert after(rows, "nic", "ecn_marked_per_s").share(MARKED) == 1.0
+
+
+@pytest.mark.parametrize("column", ["carrier", "mtu"])
+def test_a_counter_that_is_not_reported_says_nothing(column: str) -> None:
+    surges = after(np.full((40, 4), 500.0), "nic", column)
+    assert surges.share(MARKED) == 0.0
+
+
+# --- everywhere, or below one leaf ---------------------------------------------------------------------------------------
+
+
+def test_what_is_raised_below_one_large_leaf_only_is_not_the_fabric() -> None:
+    topology = Topology()
+    for i in range(12):
+        topology.apply(TopologyEvent(entity=f"node:n{i}", origin="scheduler", valid_from_ns=1,
+                                     attributes={"leaf": "big" if i < 8 else "small"}))  # fmt: skip
+    mesh = parts(RING, topology)
+    known = np.ones(len(RING), dtype=np.bool_)
+    below = np.array([int(a[1:]) < 8 or int(b[1:]) < 8 for a, b in RING])
+    assert raised_everywhere(mesh, known, known, 0.6)
+    assert not raised_everywhere(mesh, below, known, 0.6)
