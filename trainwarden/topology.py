@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from trainwarden.parallel import KEYS, ParallelLayout, parallel_layout
 from trainwarden.records import TopologyEvent
@@ -20,17 +21,22 @@ class JobLayout:
     ranks: dict[int, tuple[str, str]]
     attributes: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Nodes of the job, in order of their lowest rank."""
-        seen: dict[str, None] = {}
-        for rank in sorted(self.ranks):
-            seen.setdefault(self.ranks[rank][0])
-        return tuple(seen)
+        return tuple(self._ranks_by_node)
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """Ranks that run on `node`."""
-        return tuple(sorted(rank for rank, (where, _) in self.ranks.items() if where == node))
+        return self._ranks_by_node.get(node, ())
+
+    @cached_property
+    def _ranks_by_node(self) -> dict[str, tuple[int, ...]]:
+        """A layout is asked each second and made anew when a rank moves."""
+        found: dict[str, list[int]] = {}
+        for rank in sorted(self.ranks):
+            found.setdefault(self.ranks[rank][0], []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
 
     @property
     def parallel(self) -> ParallelLayout | None:

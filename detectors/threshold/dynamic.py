@@ -19,6 +19,7 @@ from detectors.base import F32, AlignedTick, Detector, FamilyMatrix, Frame, seri
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.lines import LineSettings, Readings
+from detectors.threshold.peers import Fellows, FellowsState
 from detectors.threshold.table import Table, TableState
 from trainwarden.records import Entity, EntityKind, Verdict
 from trainwarden.settings import option
@@ -58,10 +59,11 @@ class Excerpt(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """State of the detector: a table per family, excerpts of series beyond their line."""
+    """State of the detector: a table per family, excerpts of series beyond their line, who is in whose job."""
 
     tables: dict[str, TableState] = {}
     excerpts: dict[str, dict[str, Excerpt]] = {}
+    fellows: FellowsState = msgspec.field(default_factory=FellowsState)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ThresholdDetector(Detector):
     """Says `threshold` of single series."""
 
     name = "dynamic_threshold"
-    version = 2
+    version = 3
     kinds = ("threshold",)
     Settings = ThresholdSettings
     settings: ThresholdSettings
@@ -94,6 +96,7 @@ class ThresholdDetector(Detector):
         super().__init__(settings)
         self._tables: dict[str, Table] = {}
         self._excerpts: dict[str, dict[str, Excerpt]] = {}
+        self._fellows = Fellows()
 
     @classmethod
     def example(cls) -> Example:
@@ -104,8 +107,8 @@ class ThresholdDetector(Detector):
 
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
-        jobs = {node: layout.job for layout in frame.topology.jobs() for node in layout.nodes} if frame.ticks else {}
         for tick in frame.ticks:
+            jobs = self._fellows.jobs(frame.topology, tick.at_ns)
             phases, loads = phases_of(tick), loads_of(tick)
             for name in sorted(tick.families):
                 matrix = tick.families[name]
@@ -114,12 +117,14 @@ class ThresholdDetector(Detector):
         return verdicts
 
     def snapshot(self) -> bytes:
-        return encode_state(State({name: table.state() for name, table in self._tables.items()}, self._excerpts))
+        return encode_state(
+            State({name: table.state() for name, table in self._tables.items()}, self._excerpts, self._fellows.state)
+        )
 
     def restore(self, payload: bytes) -> None:
         state = decode_state(payload, State)
         self._tables = {name: Table(name, self._line_settings(), part) for name, part in state.tables.items()}
-        self._excerpts = state.excerpts
+        self._excerpts, self._fellows = state.excerpts, Fellows(state.fellows)
 
     def coverage(self) -> dict[str, tuple[int, int]]:
         """Per family: series that have a line, and series in all; the rest are warming up or never reported."""

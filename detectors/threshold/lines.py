@@ -27,6 +27,7 @@ _SHIFT_RISK = 1e-3
 _SAID, _SILENT = 1, 2
 _SHIFT_WARM = 10
 """Shifts need a place that is surer than points do: this many times the warm-up."""
+_USUAL_OF_LIKE = 0.9
 _LEVEL_SCORE = float(-np.log10(2.0 * SHARE))
 
 
@@ -196,15 +197,23 @@ class Lines:
             None if scores is None else scores[1],
         )
 
-    def expected(self, at: Array, load: F32 | None = None, phase: Array | None = None) -> F32:
-        """Where the series of rows `at` should lie now, rows × columns."""
-        places, count = self.state.places, len(at)
-        part = Places(places.place[at], places.placed[at], places.spread[at], places.seen[at], places.size[at], places.cov[at],
-                      places.load_var[at], places.load_mean[at], places.load_seen[at], places.most)  # fmt: skip
-        phases = np.zeros(count, np.int64) if phase is None else np.asarray(phase, np.int64)
-        out = np.empty((count, self.shape[1]), np.float32)
+    def expected(
+        self, at: Array, load: F32 | None = None, phase: Array | None = None, columns: Array | None = None
+    ) -> F32:
+        """Where the series of rows `at` (and, if given, of some columns) should lie now, rows × columns."""
+        part = self.state.places.part(at, columns)
+        phases = np.zeros(len(at), np.int64) if phase is None else np.asarray(phase, np.int64)
+        out = np.empty(part.spread.shape, np.float32)
         loads = None if load is None else np.asarray(load, np.float32)
-        return part.expect(slice(None), phases, loads, self._follows, out, np.empty_like(out))
+        follows = self._follows if self._follows is None or columns is None else self._follows[columns]
+        return part.expect(slice(None), phases, loads, follows, out, np.empty_like(out))
+
+    def breadth(self, at: Array, columns: Array | None = None) -> F32:
+        """Spread of the series of rows `at` (and, if given, of some columns), with its floors, rows × columns."""
+        part, some = self.state.places.part(at, columns), slice(None) if columns is None else columns
+        return part.breadth(
+            slice(None), self._floor[some], self._relative[some], np.empty(part.spread.shape, np.float32)
+        )
 
     def warm(self) -> NDArray[np.bool_]:
         """Which series have a line, rows × columns."""
@@ -357,12 +366,24 @@ class Lines:
         row, column = np.divmod(far, columns)
         old = state.places.seen[row, column] >= _SHIFT_WARM * self.settings.warm_ticks
         new = old & (state.shifted[row, column] == 0) & ~state.open[row, column] & (state.streak[row, column] == 0)
+        if state.tails.alike and new.any():
+            new[new] = self._far_among_like(row[new], column[new])
         state.shifted[row[new], column[new]] = _SAID
         held = np.argwhere(state.shifted)
         back = held[(state.shifts.walk[:, held[:, 0], held[:, 1]] == 0).all(axis=0)]
         said = state.shifted[back[:, 0], back[:, 1]] == _SAID
         state.shifted[back[:, 0], back[:, 1]] = 0
         return np.column_stack((row[new], column[new])), back[said]
+
+    def _far_among_like(self, row: Array, column: Array) -> NDArray[np.bool_]:
+        """Which walks are too long for like series too: what is usual of a slow series shows late, and then in some of them."""
+        walk, mean = self.state.shifts.walk[:, row, column].max(axis=0), self.state.shifts.mean
+        usual = np.zeros(len(row), np.float32)
+        for number in np.unique(column).tolist():
+            usual[column == number] = np.quantile(mean[:, number], _USUAL_OF_LIKE)
+        return np.asarray(
+            walk > np.maximum(usual, mean[row, column]) * np.float32(-np.log(_SHIFT_RISK * self.settings.risk))
+        )
 
     # --- size ----------------------------------------------------------------------------------------------------------------
 

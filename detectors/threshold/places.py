@@ -57,6 +57,15 @@ class Places(msgspec.Struct):
             zeros(rows, columns), zeros(rows, columns), zeros(rows), zeros(rows), zeros(rows), most,
         )  # fmt: skip
 
+    def part(self, at: Array, columns: Array | None = None) -> Places:
+        """A copy of rows `at`, of all or some columns."""
+        pick = at if columns is None else np.ix_(at, columns)
+        place, placed = self.place[at], self.placed[at]
+        if columns is not None:
+            place, placed = place[:, :, columns], placed[:, :, columns]
+        return Places(place, placed, self.spread[pick], self.seen[pick], self.size[pick], self.cov[pick], self.load_var[at],
+                      self.load_mean[at], self.load_seen[at], self.most)  # fmt: skip
+
     def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32) -> F32:
         """Where rows `at` should lie, into `out`.
 

@@ -1,6 +1,7 @@
 """Series whose source is broken: they stand still, jump back, or stop while the rest of their device goes on being reported.
 
-That is news of the telemetry, not of the node: other detectors that lean on such a series lean on nothing.
+That is news of the telemetry, not of the node: other detectors that lean on such a series lean on nothing. What most peers in the job do
+as well, on most of its nodes, is the job's doing and not said: they all wait, or have ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from detectors.base import F32, AlignedTick, Detector, FamilyMatrix, Frame, seri
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.dynamic import series_entity
+from detectors.threshold.peers import Fellows, FellowsState, Groups
 from detectors.threshold.still import LOOK_EVERY, Broken, Stillness
 from detectors.threshold.table import Roster
 from trainwarden.records import Verdict
@@ -66,12 +68,14 @@ class State(msgspec.Struct):
     """State of the detector."""
 
     families: dict[str, FamilyState] = {}
+    fellows: FellowsState = msgspec.field(default_factory=FellowsState)
 
 
 class _Watch:
     """One family's series."""
 
-    def __init__(self, state: FamilyState | None = None) -> None:
+    def __init__(self, family: str, state: FamilyState | None = None) -> None:
+        self.groups = Groups(family)
         self.roster = Roster(state.entities, state.metrics, state.absent) if state else Roster()
         self.still = state.still if state else Stillness.of(0, 0)
         self.cases = state.cases if state else {}
@@ -100,6 +104,7 @@ class StaleSeriesDetector(Detector):
     """Says `stale_series` of single series."""
 
     name = "stale_series"
+    version = 2
     kinds = ("stale_series",)
     Settings = StaleSettings
     settings: StaleSettings
@@ -111,6 +116,7 @@ class StaleSeriesDetector(Detector):
     def __init__(self, settings: StaleSettings | None = None) -> None:
         super().__init__(settings)
         self._watches: dict[str, _Watch] = {}
+        self._fellows = Fellows()
 
     @classmethod
     def example(cls) -> Example:
@@ -122,35 +128,51 @@ class StaleSeriesDetector(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for tick in frame.ticks:
+            jobs = self._fellows.jobs(frame.topology, tick.at_ns)
             for family in sorted(tick.families):
                 if len(tick.families[family].entities):
-                    verdicts += self._family(tick, tick.families[family], frame.topology)
+                    verdicts += self._family(tick, tick.families[family], jobs, frame.topology)
         return verdicts
 
     def snapshot(self) -> bytes:
-        return encode_state(State({name: watch.state() for name, watch in self._watches.items()}))
+        return encode_state(State({name: watch.state() for name, watch in self._watches.items()}, self._fellows.state))
 
     def restore(self, payload: bytes) -> None:
-        self._watches = {name: _Watch(state) for name, state in decode_state(payload, State).families.items()}
+        state = decode_state(payload, State)
+        self._watches = {name: _Watch(name, part) for name, part in state.families.items()}
+        self._fellows = Fellows(state.fellows)
 
-    def _family(self, tick: AlignedTick, matrix: FamilyMatrix, topology: Topology) -> list[Verdict]:
-        watch = self._watches.setdefault(matrix.family, _Watch())
+    def _family(
+        self, tick: AlignedTick, matrix: FamilyMatrix, jobs: dict[str, str], topology: Topology
+    ) -> list[Verdict]:
+        watch = self._watches.get(matrix.family)
+        if watch is None:
+            watch = self._watches[matrix.family] = _Watch(matrix.family)
         grid = watch.place(matrix)
         due = watch.still.due(watch.ticks)
         watch.ticks += 1
-        found = self._found(watch, watch.still.step(grid, self.settings.risk, due))
-        verdicts = []
-        for key, case in list(watch.cases.items()):
-            case.ticks += 1
-            if self._over(watch, case, due, found):
-                del watch.cases[key]
-                verdicts.append(self._say(tick, matrix.family, case, topology, clears=True))
+        broken = watch.still.step(grid, self.settings.risk, due)
+        verdicts = self._ends(tick, watch, matrix.family, due, broken, topology)
+        found = self._found(watch, broken, due, jobs)
         new = [series for series in sorted(found) if _key(series) not in watch.cases]
         for series in new[: self.settings.per_tick]:
             why, run, value = found[series]
             case = Case(series, why, tick.at_ns - int(run) * tick.interval_ms * 1_000_000, value)
             watch.cases[_key(series)] = case
             verdicts.append(self._say(tick, matrix.family, case, topology, clears=False))
+        return verdicts
+
+    def _ends(
+        self, tick: AlignedTick, watch: _Watch, family: str, due: slice, broken: Broken, topology: Topology
+    ) -> list[Verdict]:
+        verdicts = []
+        if watch.cases:
+            found = {watch.series(*pair) for _, pairs, _ in _broken(watch, broken) for pair in pairs.tolist()}
+            for key, case in list(watch.cases.items()):
+                case.ticks += 1
+                if self._over(watch, case, due, found):
+                    del watch.cases[key]
+                    verdicts.append(self._say(tick, family, case, topology, clears=True))
         return verdicts
 
     @staticmethod
@@ -162,20 +184,16 @@ class StaleSeriesDetector(Detector):
         return row is None or (due.start <= row < due.stop and case.series not in found)
 
     @staticmethod
-    def _found(watch: _Watch, broken: Broken) -> dict[tuple[str, str, str], tuple[str, float, float]]:
-        """Why, ticks since, value of each series found broken. A series that stands at zero is idle, not stuck."""
-        still, here = watch.still, watch.roster.absent == 0
+    def _found(
+        watch: _Watch, broken: Broken, due: slice, jobs: dict[str, str]
+    ) -> dict[tuple[str, str, str], tuple[str, float, float]]:
+        """Why, ticks since, value of each series found broken, but for what most of a job's are."""
         found: dict[tuple[str, str, str], tuple[str, float, float]] = {}
-        for why, pairs, run in (
-            ("absent", broken.absent, still.away),
-            ("stuck", broken.stuck, still.run),
-            ("reset", broken.reset, None),
-        ):
-            for row, column in _usable(pairs, here, still.last, why).tolist():
-                if why == "stuck" and watch.roster.metrics[column].endswith(_SIZES):
-                    continue
+        for why, pairs, run in _broken(watch, broken):
+            news = pairs[~_alike(watch, pairs, run, due, jobs)] if len(pairs) else pairs
+            for row, column in news.tolist():
                 since = 0.0 if run is None else LOOK_EVERY * float(run[row, column])
-                found[watch.series(row, column)] = (why, since, float(still.last[row, column]))
+                found[watch.series(row, column)] = (why, since, float(watch.still.last[row, column]))
         return found
 
     def _say(self, tick: AlignedTick, family: str, case: Case, topology: Topology, clears: bool) -> Verdict:
@@ -191,9 +209,46 @@ class StaleSeriesDetector(Detector):
         )  # fmt: skip
 
 
-def _usable(pairs: NDArray[np.int64], here: NDArray[np.bool_], last: F32, why: str) -> NDArray[np.int64]:
-    row, column = pairs[:, 0], pairs[:, 1]
-    return np.asarray(pairs[here[row] & ((last[row, column] != 0) | (why != "stuck"))], np.int64)
+def _broken(watch: _Watch, broken: Broken) -> list[tuple[str, NDArray[np.int64], F32 | None]]:
+    """Why, (row, column) pairs, and the runs they are in, of what is worth saying.
+
+    A series that stands at zero is idle and a share that stands at one is full: neither is stuck.
+    """
+    last, here, metrics = watch.still.last, watch.roster.absent == 0, watch.roster.metrics
+    row, column = broken.stuck[:, 0], broken.stuck[:, 1]
+    full = np.array([1.0 if metric.endswith("_ratio") else np.nan for metric in metrics])[column]
+    held = np.array([metric.endswith(_SIZES) for metric in metrics], np.bool_)[column]
+    value = last[row, column]
+    stuck = broken.stuck[(value != 0) & (value != full) & ~held]
+    parts = (
+        ("absent", broken.absent, watch.still.away),
+        ("stuck", stuck, watch.still.run),
+        ("reset", broken.reset, None),
+    )
+    return [(why, pairs[here[pairs[:, 0]]], run) for why, pairs, run in parts]
+
+
+def _alike(
+    watch: _Watch, pairs: NDArray[np.int64], run: F32 | None, due: slice, jobs: dict[str, str]
+) -> NDArray[np.bool_]:
+    """Which pairs do what most of their peers do: stand, or are missing, for at least half as long, or were reset at this look too."""
+    roster, alike = watch.roster, np.zeros(len(pairs), np.bool_)
+    groups = watch.groups.of(roster.entities, roster.changes, jobs)
+    number = watch.groups.numbers(len(roster.entities))[pairs[:, 0]]
+    for group, column in sorted({(int(g), int(c)) for g, c in zip(number, pairs[:, 1], strict=True) if g >= 0}):
+        rows = groups[group].rows
+        mine = np.flatnonzero((number == group) & (pairs[:, 1] == column))
+        known = roster.absent[rows] == 0
+        if run is None:
+            known &= (rows >= due.start) & (rows < due.stop)
+            part = np.isin(rows, pairs[mine, 0])
+            alike[mine] = groups[group].moves(part[:, None], known[:, None])[0]
+            continue
+        runs = run[pairs[mine, 0], column]
+        for length in np.unique(runs):
+            part = known & (run[rows, column] >= length / 2)
+            alike[mine[runs == length]] = groups[group].moves(part[:, None], known[:, None])[0]
+    return alike
 
 
 def _key(series: tuple[str, str, str]) -> str:

@@ -1,7 +1,8 @@
 """Series whose source is broken: values that stand still, counters that jump back, series that stop while others go on.
 
 How long a series stands still in health is learnt per series: with repeats of probability p, a run of L repeats has probability p^L
-(runs test; Wald and Wolfowitz 1940). A series that hardly ever moves has p near 1, so no run of it means anything.
+(runs test; Wald and Wolfowitz 1940), p being that of a repeat after a repeat where those are likelier: a temperature in whole degrees
+stands for a minute at a time. A series that hardly ever moves has p near 1, so no run of it means anything.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _REMEMBERED = np.float32(2000.0)
 _UNSURE = np.float32(0.02)
 """A repeat is taken to be at least this likely."""
 _LEAST_RUN = 10.0
+_DOUBTS = np.float32(4.0)
+"""So many repeats are taken to have been followed by another as often as the fourth root says of how often there are any: a series that
+repeats itself at all may come in steps."""
 LOOK_EVERY = 4
 """Ticks between two looks at a series; a quarter of the rows is looked at each tick."""
 _LEAST_RISES, _FALLS_FORGOTTEN = 20.0, np.float32(0.9999)
@@ -43,7 +47,7 @@ class Broken:
 class Stillness(msgspec.Struct):
     """What is usual for rows × columns series, in looks: how often each was `judged` and repeated itself (`repeats`), how often its row
     had `looks` and it was missing (`gaps`), its present runs of either (`run`, `away`), moves up and down (`rises`, `falls`; the latter
-    slowly forgotten): a series that only ever rose is a counter.
+    slowly forgotten): a series that only ever rose is a counter. `begun` and `left` count the runs of repeats and of absence.
     """
 
     last: Array
@@ -55,6 +59,8 @@ class Stillness(msgspec.Struct):
     looks: Array
     rises: Array
     falls: Array
+    begun: Array
+    left: Array
 
     @classmethod
     def of(cls, rows: int, columns: int) -> Stillness:
@@ -63,7 +69,7 @@ class Stillness(msgspec.Struct):
         def filled(value: float) -> F32:
             return np.full((rows, columns), value, np.float32)
 
-        return cls(filled(np.nan), *(filled(0) for _ in range(8)))
+        return cls(filled(np.nan), *(filled(0) for _ in range(10)))
 
     def due(self, tick: int) -> slice:
         """Rows that are looked at in a tick."""
@@ -75,8 +81,8 @@ class Stillness(msgspec.Struct):
         blocks = row_blocks(due.stop - due.start, self.last.shape[1], _BLOCK_SERIES)
         ranges = [slice(due.start + at.start, due.start + at.stop) for at in blocks]
         resets = [self._block(values[at], at) for at in ranges]
-        stuck, stuck_score = self._unlikely(self.run[due], self.repeats[due], self.judged[due], risk, due.start)
-        absent, absent_score = self._unlikely(self.away[due], self.gaps[due], self.looks[due], risk, due.start)
+        stuck, stuck_score = self._unlikely(due, risk, self.run, self.repeats, self.begun, self.judged)
+        absent, absent_score = self._unlikely(due, risk, self.away, self.gaps, self.left, self.looks)
         reset = np.concatenate(resets) if resets else np.zeros((0, 2), np.int64)
         return Broken(stuck, stuck_score, absent, absent_score, reset)
 
@@ -89,16 +95,19 @@ class Stillness(msgspec.Struct):
         moved = moved_up | moved_down
         run, away, judged, looks = self.run[at], self.away[at], self.judged[at], self.looks[at]
         np.copyto(run, np.float32(0.0), where=moved)
+        self.begun[at] += same & (run == 0)
         run += same
         self.repeats[at] += same
         judged += same
         judged += moved
+        missing = ~known
+        self.left[at] += missing & (away == 0)
         away += np.float32(1.0)
         np.copyto(away, np.float32(0.0), where=known)
-        self.gaps[at] += ~known
+        self.gaps[at] += missing
         looks += np.float32(1.0)
-        _halved(judged, self.repeats[at])
-        _halved(looks, self.gaps[at])
+        _halved(judged, self.repeats[at], self.begun[at])
+        _halved(looks, self.gaps[at], self.left[at])
         resets = self._resets(values, last, moved_up, moved_down, at)
         np.copyto(last, values, where=known)
         return resets
@@ -136,21 +145,29 @@ class Stillness(msgspec.Struct):
         return Stillness(*(getattr(self, name)[rows] for name in self.__struct_fields__))
 
     @staticmethod
-    def _unlikely(run: F32, times: F32, looks: F32, risk: float, start: int) -> tuple[NDArray[np.int64], F32]:
-        """Series in a run that is less likely than `risk`, with −log10 of its probability; the run itself says nothing of what is usual."""
-        long = np.argwhere(run >= _LEAST_RUN)
-        length = run[long[:, 0], long[:, 1]]
-        before = np.maximum(times[long[:, 0], long[:, 1]] - length, 0.0) + 1.0
-        usual = before / (np.maximum(looks[long[:, 0], long[:, 1]] - length, 0.0) + 1.0)
-        score = -length * np.log10(np.clip(usual, _UNSURE, 1.0))
+    def _unlikely(
+        due: slice, risk: float, run: F32, times: F32, runs: F32, looks: F32
+    ) -> tuple[NDArray[np.int64], F32]:
+        """Series in a run that is less likely than `risk`, with −log10 of its probability; the run itself says nothing of what is usual.
+
+        `times` says how often a series was in a run in so many `looks`, `runs` how many runs that were.
+        """
+        row, column = np.divmod(np.flatnonzero(run[due] >= _LEAST_RUN), run.shape[1])
+        row += due.start
+        length = run[row, column]
+        before = np.maximum(times[row, column] - length, 0.0)
+        usual = (before + 1.0) / (np.maximum(looks[row, column] - length, 0.0) + 1.0)
+        again = np.maximum(before - np.maximum(runs[row, column] - 1.0, 0.0), 0.0)
+        assumed = np.where(before > 0, np.sqrt(np.sqrt(usual)), usual)
+        lasting = (again + _DOUBTS * assumed) / (before + _DOUBTS)
+        score = -length * np.log10(np.clip(np.maximum(usual, lasting), _UNSURE, 1.0))
         found = score > -np.log10(risk)
-        long[:, 0] += start
-        return long[found], np.asarray(score[found], np.float32)
+        return np.column_stack((row[found], column[found])), np.asarray(score[found], np.float32)
 
 
-def _halved(looks: F32, times: F32) -> None:
-    """Halve both counts of series that were looked at often enough, in place."""
+def _halved(looks: F32, *counts: F32) -> None:
+    """Halve the counts of series that were looked at often enough, in place."""
     if looks.size and looks.max() > _REMEMBERED:
         many = looks > _REMEMBERED
-        looks[many] *= np.float32(0.5)
-        times[many] *= np.float32(0.5)
+        for count in (looks, *counts):
+            count[many] *= np.float32(0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import F32, FamilyMatrix
-from detectors.robust import median_of_known
 from detectors.state import Array
 from detectors.threshold.lines import Lines, LineSettings, LinesState
+from detectors.threshold.peers import Groups, common
 from detectors.threshold.places import PHASES
 
 STATES = frozenset(
@@ -25,9 +24,6 @@ _LOADS = frozenset({"cpu_busy_ratio", "cpu_user_ratio", "cpu_system_ratio", "loa
 _FORGET_ENTITY_TICKS = 600
 _LOG_SUFFIXES = ("_per_s", "_bytes", "_ms", "_count")
 _LOG_FLOOR, _RATIO_FLOOR, _FLOOR, _RELATIVE_FLOOR = 0.12, 0.012, 1e-6, 0.02
-_DIGITS = re.compile(r"\d+")
-_PEERS_ASKED = 63
-"""The common movement of more peers than this is read off an even sample of them."""
 
 
 class Roster:
@@ -116,8 +112,7 @@ class Table:
         self._describe()
         if state:
             self.lines.state = state.lines
-        self._groups: list[NDArray[np.int64]] = []
-        self._grouped: tuple[int, dict[str, str]] | None = None
+        self._peers = Groups(family)
         self._nodes: tuple[int, list[str], NDArray[np.int64]] | None = None
 
     def state(self) -> TableState:
@@ -163,29 +158,10 @@ class Table:
         return np.array([of_node.get(name, default) for name in self._nodes[1]], np.float32)[self._nodes[2]]
 
     def common(self, compared: F32, load: F32, phase: Array, jobs: dict[str, str]) -> F32 | None:
-        """What like devices of the same job do at this moment beyond what is expected of them: the median; None without peers."""
-        groups = self._peers(jobs)
-        if not groups:
-            return None
-        common = np.zeros(compared.shape, np.float32)
-        for rows in groups:
-            asked = rows[:: max(1, -(-len(rows) // _PEERS_ASKED))]
-            surprise = compared[asked] - self.lines.expected(asked, load[asked], phase[asked])
-            common[rows] = np.nan_to_num(median_of_known(surprise))
-        return common
-
-    def _peers(self, jobs: dict[str, str]) -> list[NDArray[np.int64]]:
-        """Rows of like devices on nodes of the same job, three at least."""
-        if self._grouped is None or self._grouped != (self.roster.changes, jobs):
-            found: dict[tuple[str, str], list[int]] = {}
-            for row in sorted(range(len(self.roster.entities)), key=lambda number: self.roster.entities[number]):
-                node, device = self.roster.entities[row]
-                like = "peer" if self.family == "mesh" else _DIGITS.sub("#", device)
-                if node in jobs:
-                    found.setdefault((jobs[node], like), []).append(row)
-            self._groups = [np.array(rows) for rows in found.values() if len(rows) >= 3]
-            self._grouped = self.roster.changes, jobs
-        return self._groups
+        """What like devices of the same job do at this moment beyond what is expected of them; None without peers."""
+        return common(
+            self.lines, compared, load, phase, self._peers.of(self.roster.entities, self.roster.changes, jobs)
+        )
 
     def raw(self, column: int, value: float) -> float:
         """A compared value in the unit of its metric."""
