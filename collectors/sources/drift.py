@@ -66,6 +66,10 @@ class DriftSource(Source):
         self._known: _Saved | None = None
         self._jobs: dict[str, dict[str, str]] = {}
         self._begun = False
+        self._keeps = False
+
+    def start(self) -> None:
+        self._keeps = True  # a single look for a person writes nothing
 
     def sample(self, now_ns: int) -> Sample:
         pids = tuple((s.job, s.pid) for s in self.context.ranks.all() if s.pid and not s.ended_monotonic_ns)
@@ -83,6 +87,12 @@ class DriftSource(Source):
     def settle(self, timeout_s: float) -> bool:
         """Wait for the look that was begun."""
         return self._question.settle(timeout_s)
+
+    def explain(self) -> str:
+        known = self._known
+        if known is None:
+            return "versions and settings have not been read yet"
+        return f"{len(known.machine)} items of the machine, {len(known.job)} of running jobs: {', '.join([*known.machine, *known.job])}"
 
     def close(self) -> None:
         if isinstance(self.ask, ethtool.Kernel):
@@ -145,7 +155,8 @@ class DriftSource(Source):
             self._tell_all(news, "")
         if merged != known or self._known is None:
             self._known = merged
-            self._save(merged)
+            if self._keeps:
+                self._save(merged)
             self.context.facts.board.tell("node", self.name, "discovered", {**merged.machine, **merged.job}, now_ns)
         if not self._begun:
             self._begun = True

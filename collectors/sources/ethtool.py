@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from collectors.base import Context, Family, Row, Sample, Source, family
+from collectors.files import Files
 from collectors.machine.asking import Question
-from collectors.network import ethtool, optics
+from collectors.network import ethtool, modules, optics
 from collectors.network.counters import Deltas
 from collectors.network.roles import compiled
 from collectors.network.statistics import PRIORITIES, Place, plan, row_of
@@ -21,6 +25,7 @@ NET = "/sys/class/net"
 LOOK_EVERY_NS = 60 * NS_PER_S
 UNSUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.EPERM}
 RETRY_NS = 3600 * NS_PER_S
+MODULE_LABEL = re.compile(r"module|front panel", re.IGNORECASE)
 
 PORT = family(
     "port", "ethtool",
@@ -86,6 +91,8 @@ class EthtoolSource(Source):
         super().__init__(context, settings)
         self._also = compiled("collector.sources.ethtool.also", settings.also)
         self.ask: ethtool.Ask | None = ethtool.Kernel() if context.files.live else None
+        self.read_page: modules.ReadPage | None = modules.Netlink() if context.files.live else None
+        self._files = Files(Path(context.files.root or "/"), context.clock)
         self._statistics = Question("ethtool", context.clock, settings.every_s, lambda: self._each(self._counted))
         self._optics = Question(
             "optics", context.clock, settings.optics_every_s or 60.0, lambda: self._each(self._seen)
@@ -107,8 +114,21 @@ class EthtoolSource(Source):
         if key != self._packed[0]:
             parts = [answer.value for answer in (counted, seen) if answer is not None]
             rows = {name: {k: v for part in parts for k, v in part.get(name, {}).items()} for name in self._interfaces}
-            self._packed = (key, PORT.block({name: row for name, row in rows.items() if row}))
+            self._packed = (
+                key,
+                PORT.block({name: row for name, row in rows.items() if not all(map(math.isnan, row.values()))}),
+            )
         return Sample(self._packed[1], self._gaps())
+
+    def explain(self) -> str:
+        if self.ask is None:
+            return "drivers can only be asked on the machine itself, not in another root"
+        if not self._interfaces:
+            return "no interface has a device behind it; name virtual ones in collector.sources.ethtool.also"
+        taken = [
+            f"{name} ({count} statistics, {len(places)} of them taken)" for (name, count), places in self._plans.items()
+        ]
+        return f"interfaces {', '.join(self._interfaces)}; drivers {', '.join(taken) or 'that do not answer'}"
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until everything asked is answered."""
@@ -117,6 +137,8 @@ class EthtoolSource(Source):
     def close(self) -> None:
         if isinstance(self.ask, ethtool.Kernel):
             self.ask.close()
+        if isinstance(self.read_page, modules.Netlink):
+            self.read_page.close()
 
     def _present(self) -> list[str]:
         now_ns = self.context.clock.monotonic_ns()
@@ -160,8 +182,22 @@ class EthtoolSource(Source):
         return self._plans[key]
 
     def _seen(self, ask: ethtool.Ask, name: str) -> dict[str, float]:
+        """Sensors of the module: by ioctl, by netlink where the ioctl does not know its kind, else its temperature from /sys."""
         memory = self._try(name, "module", lambda: ethtool.module_memory(ask, name))
-        return dict(optics.decode(memory)) if memory else {}
+        read_page = self.read_page
+        if not memory and read_page is not None:
+            memory = self._try(name, "pages", lambda: modules.memory_by_pages(read_page, name))
+        row = dict(optics.decode(memory)) if memory else {}
+        return row or self._monitored(name)
+
+    def _monitored(self, name: str) -> dict[str, float]:
+        root = f"{NET}/{name}/device/hwmon"
+        for monitor in self._files.names(root):
+            for entry in self._files.names(f"{root}/{monitor}"):
+                if entry.endswith("_label") and MODULE_LABEL.match(self._files.text(f"{root}/{monitor}/{entry}")):
+                    millidegrees = self._files.number(f"{root}/{monitor}/{entry.removesuffix('_label')}_input")
+                    return {} if millidegrees is None else {"module_temp_c": millidegrees / 1000}
+        return {}
 
     def _try(self, name: str, what: str, ask: Callable[[], Any]) -> Any:
         """An answer that drivers need not have: what is not supported is not asked for again within the hour."""

@@ -135,6 +135,15 @@ class MachineSource(Source):
             self._packed = (key, _blocks([answer.value for answer in answers.values() if answer is not None]))
         return Sample(self._packed[1], self._gaps())
 
+    def explain(self) -> str:
+        found = self._sensors.found()
+        disks = (
+            "disks refuse: this needs CAP_SYS_ADMIN and /dev/nvme*"
+            if self._disks.refused
+            else "disks answer or there are none"
+        )
+        return f"{found or 'no sensor, no PCIe device, no memory controller'}; {disks}"
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until everything asked is answered."""
         return all([question.settle(timeout_s) for question in self._questions.values()])
@@ -229,6 +238,15 @@ class SensorReader:
             },
             "pcie": {device.address: self._device(device, now_ns) for device in self._devices},
         }
+
+    def found(self) -> str:
+        """What there is to read, for a person."""
+        counts = {
+            "sensors": len(self._sensors),
+            "PCIe devices": len(self._devices),
+            "memory controllers": len(self._uncorrected),
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def _memory(self, now_ns: int) -> dict[str, float]:
         counts = sensors.memory_errors(self._files)

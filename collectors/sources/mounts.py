@@ -109,6 +109,10 @@ class MountsSource(Source):
         stalled = any(row["stalled"] for row in rows.values())
         return Sample(self._packed[1], (Gap(self.name, "stalled"),) if stalled else ())
 
+    def explain(self) -> str:
+        watched = [f"{point} ({known.mount.kind})" for point, known in self._watched.items()]
+        return f"file systems: {', '.join(watched)}" if watched else f"no list of mounts in {' or '.join(MOUNTS)}"
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until all file systems have answered."""
         return all([watched.question.settle(timeout_s) for watched in self._watched.values()])

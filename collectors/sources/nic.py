@@ -98,6 +98,12 @@ class NicSource(Source):
         self._forget_others(set(names))
         return Sample(NIC.block(rows), () if rows else (Gap(self.name, "no_interfaces"),))
 
+    def explain(self) -> str:
+        roles = self._roles.of(sorted(self._names))
+        return ", ".join(
+            f"{name} ({role or 'role unknown: set collector.sources.nic.roles'})" for name, role in roles.items()
+        )
+
     def _traffic(self, name: str, counters: list[float]) -> Row:
         rates = {m: self._rates.per_second((name, m), counters[i]) for m, i in DEV_COLUMNS.items()}
         changes = self.context.files.number(f"/sys/class/net/{name}/carrier_changes") if self._links.own(name) else None

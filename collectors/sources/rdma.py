@@ -135,6 +135,17 @@ class RdmaSource(Source):
         blocks += self._own_block({p.name: {**rates.get(p.name, {}), **_codes(state)} for p, state in states.items()})
         return Sample(blocks, self._gaps(answer))
 
+    def explain(self) -> str:
+        if not self._ports:
+            return f"no RDMA device here: {self.context.files.path(ROOT)} is absent or empty"
+        answer = self._counters.newest()
+        known = (
+            {} if answer is None else {p.name: reading for p, reading in answer.value.items() if reading is not None}
+        )
+        silent = [port.name for port in self._ports if port.name not in known]
+        refused = f"; no counters of {', '.join(silent)}" if silent else ""
+        return f"{len(self._ports)} ports, counters of {len(known)}{refused}"
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until the counters that were asked for are there."""
         return self._counters.settle(timeout_s)

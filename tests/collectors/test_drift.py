@@ -39,6 +39,7 @@ def rank(board: Bench, job: str, number: int, pid: int) -> None:
 def built(board: Bench, **settings: object) -> DriftSource:
     source = board.build(DriftSource, **settings)
     assert isinstance(source, DriftSource)
+    source.start()
     return source
 
 
@@ -147,6 +148,16 @@ def test_two_jobs_of_one_node_do_not_look_like_changes(tmp_path: Path) -> None:
         look(board, source)
     assert board.outlet.codes == ["drift:inventory"]
     assert facts(board)["env.NCCL_ALGO"] == "Ring | Tree"
+
+
+def test_a_single_look_writes_nothing(tmp_path: Path) -> None:
+    board = node(tmp_path)
+    source = board.build(DriftSource)
+    assert isinstance(source, DriftSource)
+    look(board, source)
+    assert board.outlet.codes == ["drift:inventory"]
+    assert list((tmp_path / "state").iterdir()) == []
+    assert source.explain().startswith("5 items of the machine")
 
 
 def test_a_record_that_is_broken_is_a_first_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Sample
-from collectors.network import ethtool, optics
+from collectors.network import ethtool, modules, optics
 from collectors.network.counters import Deltas
 from collectors.network.statistics import plan, row_of
 from collectors.sources.ethtool import EthtoolSource
@@ -226,6 +226,64 @@ def test_an_interface_of_this_machine_answers() -> None:
         assert len(names) == driver.statistics
         assert not names or len(ethtool.statistics(ask, name, driver.statistics)) == len(names)
     ask.close()
+
+
+def cmis_lower(temperature_c: int) -> bytearray:
+    lower = bytearray(128)
+    lower[0] = 0x19
+    struct.pack_into(">hH", lower, 14, temperature_c * 256, 33_000)
+    return lower
+
+
+def test_a_module_that_the_ioctl_does_not_know_is_read_page_by_page(tmp_path: Path) -> None:
+    board, source = built(tmp_path, Recorded("mlx5_core", mlx5(0)))
+    asked: list[tuple[int, int]] = []
+
+    def read(interface: str, page: int, offset: int) -> bytes:
+        asked.append((page, offset))
+        lanes = bytearray(128)
+        for at in (154, 170, 186):
+            struct.pack_into(">8H", lanes, at - 128, *[10_000] * 8)
+        return bytes(lanes if page == 0x11 else cmis_lower(58))
+
+    source.read_page = read
+    row = values(source, later(board, source, 1.0), "port", "ens1")
+    assert asked == [(0, 0), (0x11, 128)]
+    assert (row["module_temp_c"], row["rx_power_dbm"]) == (58, 0)
+
+
+def test_without_a_readable_module_its_temperature_comes_from_the_monitor(tmp_path: Path) -> None:
+    board, source = built(tmp_path, Recorded("mlx5_core", mlx5(0)))
+    board.write("/sys/class/net/ens1/device/hwmon/hwmon4/temp1_label", "asic\n")
+    board.write("/sys/class/net/ens1/device/hwmon/hwmon4/temp1_input", "71000\n")
+    board.write("/sys/class/net/ens1/device/hwmon/hwmon4/temp2_label", "Module0\n")
+    board.write("/sys/class/net/ens1/device/hwmon/hwmon4/temp2_input", "49000\n")
+    assert values(source, later(board, source, 1.0), "port", "ens1")["module_temp_c"] == 49
+
+
+def test_the_kernel_understands_the_netlink_request() -> None:
+    read = modules.Netlink()
+    name = next((name for name in sorted(os.listdir("/sys/class/net")) if name != "lo"), "")
+    if not name:
+        pytest.skip("this machine has no interface but the loopback")
+    # no module behind a virtual interface; a malformed request would be EINVAL
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        read(name, 0, 0)
+    with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
+        read("nosuch0", 0, 0)
+    read.close()
+
+
+def test_netlink_answers_of_odd_shapes() -> None:
+    assert list(modules.attributes(b"\x03\0\x01\0")) == []
+    assert list(modules.attributes(b"\xff\0\x01\0abc")) == []
+    assert list(modules.attributes(modules.attribute(7, b"abcde") + modules.attribute(1, b""))) == [
+        (7, b"abcde"),
+        (1, b""),
+    ]
+    with pytest.raises(OSError, match="too short"):
+        modules.answer(b"x")
+    assert modules.memory_by_pages(lambda *_: b"", "e") == b""
 
 
 # --- optics ------------------------------------------------------------------------------------------------------------------------
