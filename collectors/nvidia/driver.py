@@ -65,13 +65,18 @@ class Driver:
             code = self.library.newest("DeviceGetHandleByIndex_v2", "DeviceGetHandleByIndex")(
                 index, ctypes.byref(handle)
             )
-            if code == abi.SUCCESS:
-                found.append((handle, self._identity(index, handle)))
+            identity = self._identity(index, handle) if code == abi.SUCCESS else None
+            if identity is not None:
+                found.append((handle, identity))
         return found
 
-    def _identity(self, index: int, handle: ctypes.c_void_p) -> Identity:
+    def _identity(self, index: int, handle: ctypes.c_void_p) -> Identity | None:
+        """What a handle stands for; None when the GPU behind it does not even say its name: it is lost, and no new one."""
         text, pci = self.library.text, self._pci(handle)
-        uuid = text("DeviceGetUUID", handle) or pci or f"index-{index}"
+        code, uuid = self.library.answer("DeviceGetUUID", handle)
+        if code != abi.SUCCESS and code not in abi.LASTING:
+            return None
+        uuid = uuid or pci or f"index-{index}"
         virtual = abi.VIRTUALIZATION.get(self.library.number("DeviceGetVirtualizationMode", handle) or 0, "")
         return Identity(self._name(uuid, index), uuid, pci, text("DeviceGetName", handle), text("DeviceGetSerial", handle),
                         text("DeviceGetVbiosVersion", handle), virtual, index)  # fmt: skip

@@ -76,8 +76,13 @@ class Library:
 
     def text(self, name: str, *handle: Any) -> str:
         """A string of at most 95 characters; empty when there is none."""
+        return self.answer(name, *handle)[1]
+
+    def answer(self, name: str, *handle: Any) -> tuple[int, str]:
+        """(result code, string)."""
         buffer = ctypes.create_string_buffer(96)
-        return buffer.value.decode("utf-8", "replace") if self.call(name)(*handle, buffer, 96) == abi.SUCCESS else ""
+        code = self.call(name)(*handle, buffer, 96)
+        return code, buffer.value.decode("utf-8", "replace") if code == abi.SUCCESS else ""
 
     def number(self, name: str, *arguments: Any) -> int | None:
         """An unsigned number; None when there is none."""

@@ -28,13 +28,19 @@ DISPLAY_CLASS, ACCELERATOR_CLASS = 0x03, 0x12
 SEVERITIES = {
     "gpu_lost": "critical", "gpu_hung": "critical", "gpu_reset_required": "error", "gpu_back": "info", "gpu_answers": "info",
     "gpu_ecc_storm": "warning", "gpu_dram_retirement": "warning", "gpu_dram_retirement_failed": "critical", "gpu_poison": "error",
-    "gpu_poison_fatal": "critical", "gpu_unavailable": "critical", "gpu_recovery_action": "error", "gpu_helper_restarted": "warning",
+    "gpu_poison_fatal": "critical", "gpu_unavailable": "critical", "gpu_recovery_action": "error",
 }  # fmt: skip
 MEANINGS = {
     "gpu_lost": "fell off the bus: the driver has lost it", "gpu_hung": "does not answer the driver: a call has not come back",
     "gpu_reset_required": "says that it has to be reset", "gpu_back": "answers again after it was lost",
     "gpu_answers": "answers again after a call that did not come back",
 }  # fmt: skip
+TROUBLES = {
+    "driver_hung": ("gpu_driver_hung", "critical", 0), "helper_silent": ("gpu_driver_hung", "critical", 0),
+    "no_driver": ("gpu_unreadable", "error", 60), "no_library": ("gpu_unreadable", "error", 60),
+    "permission": ("gpu_unreadable", "error", 60), "helper_restarting": ("gpu_unreadable", "error", 60),
+}  # fmt: skip
+"""Gaps that are news themselves: their code, severity, and for how many seconds they have to last."""
 _FLOAT = struct.Struct("<f")
 _XID_LAST, _XID_COUNT = 4 * column("xid_last"), 4 * column("xid_count")
 
@@ -76,6 +82,9 @@ class NvmlSource(Source):
         self._shifted_ns = 0
         self._restarts = 0
         self._bad = 0
+        self._trouble = ""
+        self._trouble_ns = 0
+        self._trouble_told = False
         self._table: patterns.PatternTable | None = None
 
     def sample(self, now_ns: int) -> Sample:
@@ -87,7 +96,9 @@ class NvmlSource(Source):
         self._note_restart()
         for event in self.context.facts.xids.due(self.context.clock.monotonic_ns()):
             self.context.outlet.log(event, urgent=event.severity == "critical")
-        return self._sample()
+        sample = self._sample()
+        self._note_trouble(sample.gaps[0].reason if sample.gaps and not sample.blocks else "")
+        return sample
 
     def close(self) -> None:
         self._keeper.close()
@@ -176,6 +187,21 @@ class NvmlSource(Source):
     def _down(self) -> bool:
         """Whether the child told why it cannot work before it went."""
         return self._frame is not None and self._frame.status in (wire.NO_LIBRARY, wire.OLD_DRIVER)
+
+    def _note_trouble(self, reason: str) -> None:
+        """A node whose GPUs exist and cannot be read is no quiet node: said once, until they can be."""
+        now_ns = self.context.clock.monotonic_ns()
+        if reason != self._trouble:
+            self._trouble, self._trouble_ns, self._trouble_told = reason, now_ns, False
+        code, severity, lasts_s = TROUBLES.get(reason, ("", "", 0))
+        if not code or self._trouble_told or now_ns - self._trouble_ns < lasts_s * NS_PER_S:
+            return
+        self._trouble_told = True
+        line = f"source {self.name}: the GPUs of this node cannot be read: {reason}"
+        event = LogEvent(
+            source=self.name, severity=severity, code=code, line=line, template_id=code, attributes={"reason": reason}
+        )
+        self.context.outlet.log(event, urgent=severity == "critical")
 
     # --- what it says -------------------------------------------------------------------------------------------------------------
 

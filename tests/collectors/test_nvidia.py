@@ -234,6 +234,19 @@ def test_rows_are_told_until_they_are_too_old(tmp_path: Path) -> None:
     assert [gap.reason for gap in b.second(source).gaps] == ["helper_silent"]
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "after_s"),
+    [(wire.HUNG, "gpu_driver_hung", 0), (wire.NO_DRIVER, "gpu_unreadable", 60), (wire.STARTING, "", 0)],
+)
+def test_gpus_that_cannot_be_read_are_told_once(tmp_path: Path, status: int, code: str, after_s: int) -> None:
+    b, source, keeper = played(tmp_path)
+    for second in range(100):
+        keeper.said = [told(b.clock.monotonic_ns(), status=status)]
+        b.second(source)
+        assert len(b.outlet.logs) == (1 if code and second >= after_s else 0)
+    assert b.outlet.codes == ([code] if code else [])
+
+
 def test_messages_that_are_none_of_ours_cost_nothing_but_themselves(tmp_path: Path) -> None:
     b, source, keeper = played(tmp_path)
     frame = told(b.clock.monotonic_ns(), power_w=500.0)

@@ -338,8 +338,10 @@ def test_a_lost_gpu_is_told_once_and_keeps_its_name_when_it_comes_back(board: Ca
     b.until(lambda: len(b.gpus) == 3)
     b.stub.lost(1)
     b.until(lambda: set(b.gpus) == {"gpu0", "gpu2"})
-    b.tick(10)
-    assert b.codes() == ["gpu_lost"]
+    looked = b.stub.made("DeviceGetHandleByIndex_v2", None)
+    b.until(lambda: b.stub.made("DeviceGetHandleByIndex_v2", None) >= looked + 9)
+    b.tick(2)
+    assert b.codes() == ["gpu_lost"], "three looks later still told once"
     assert b.events[0]["pci"] == "0000:19:00.0"
     b.stub.lost(1, False)
     b.until(lambda: set(b.gpus) == {"gpu0", "gpu1", "gpu2"})
@@ -454,6 +456,15 @@ def test_slower_tiers_are_asked_as_seldom_as_they_should_and_repeat_in_between(b
     assert b.stub.made("DeviceGetMemoryInfo_v2") == 1
     assert b.stub.made("DeviceGetClockInfo") >= 20
     assert b.gpus["gpu0"]["fb_total_bytes"] == 81559 * MIB
+
+
+def test_a_gpu_that_takes_long_to_answer_is_asked_half_as_often(board: Callable[..., Board]) -> None:
+    b = board(spans=Spans((1000 * MS, 3600 * 1000 * MS, 3600 * 1000 * MS)))
+    b.until(lambda: bool(b.gpus) and "power_w" in b.gpus["gpu0"])
+    b.stub.latency_us("DeviceGetCurrentClocksEventReasons", 110_000)
+    before = b.stub.made("DeviceGetClockInfo") // 2
+    b.tick(6)
+    assert b.stub.made("DeviceGetClockInfo") // 2 - before == 3
 
 
 def test_sixty_four_gpus_fit(board: Callable[..., Board]) -> None:
