@@ -389,7 +389,7 @@ def make_parts(config: Config, clock: Clock) -> Parts:
     """Bus and backend as configured."""
     backend = BACKENDS.get(config.actions.backend)
     settings: Any = config.plugin("backends", config.actions.backend, backend.Settings)
-    bus = connect(config.kafka.url)
+    bus = connect(config.kafka)
     bus.wait_ready(30.0)
     bus.ensure_topics([INCIDENTS, POLICY, TOPOLOGY, ACTIONS, DEAD])
     return Parts(config, bus, backend(settings, clock), clock, Metrics("actions"))

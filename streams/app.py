@@ -32,6 +32,7 @@ from streams.quiet import quieten
 from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
 from trainwarden.bus import Message, connect
 from trainwarden.bus.dead import fitting
+from trainwarden.bus.security import Security, security_of
 from trainwarden.clock import NS_PER_MS, Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError, DecodeError, TrainwardenError, UnavailableError
@@ -61,7 +62,7 @@ class Outlet:
     def __init__(self, config: Config, clock: Clock) -> None:
         self._cluster = config.cluster
         self._clock = clock
-        self._bus = connect(config.kafka.url)
+        self._bus = connect(config.kafka)
         self._producer = AIOKafkaProducer(
             bootstrap_servers=list(addresses(config)),
             acks="all",
@@ -70,6 +71,7 @@ class Outlet:
             retry_backoff_ms=100,
             max_request_size=2 * 1024 * 1024,
             metadata_max_age_ms=30_000,
+            **security_of(config.kafka).options(),
         )
 
     async def start(self) -> None:
@@ -392,7 +394,7 @@ def _stop(stopping: asyncio.Event) -> None:
 
 async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
     """Wait for the broker, then make sure of the topics; False when told to stop meanwhile."""
-    bus, told = connect(config.kafka.url), False
+    bus, told = connect(config.kafka), False
     while not stopping.is_set():
         try:
             await asyncio.to_thread(bus.wait_ready, 1.0)
@@ -451,6 +453,7 @@ def _faust_app(config: Config) -> Any:
     return faust.App(
         f"{config.streams.group}.correlator",
         broker=[f"kafka://{address}" for address in addresses(config)],
+        broker_credentials=_credentials(security_of(config.kafka)),
         autodiscover=False,
         datadir=str(_scratch(config)),
         store="memory://",
@@ -471,6 +474,20 @@ def _faust_app(config: Config) -> Any:
     )
 
 
+def _credentials(security: Security) -> Any:
+    """Faust's own words for it."""
+    if security.protocol == "plaintext":
+        return None
+    if security.username:
+        return faust.SASLCredentials(
+            username=security.username,
+            password=security.password,
+            mechanism=security.mechanism,
+            ssl_context=security.context,
+        )
+    return faust.SSLCredentials(security.context)
+
+
 def _consumer(config: Config, group: str | None) -> Any:
     return AIOKafkaConsumer(
         bootstrap_servers=list(addresses(config)),
@@ -481,6 +498,7 @@ def _consumer(config: Config, group: str | None) -> Any:
         max_partition_fetch_bytes=4 * 1024 * 1024,
         metadata_max_age_ms=30_000,
         retry_backoff_ms=100,
+        **security_of(config.kafka).options(),
     )
 
 

@@ -191,7 +191,7 @@ def record(
         `out_dir` is not empty or not writable.
     """
     clock = clock or SystemClock()
-    bus = connect(config.kafka.url)
+    bus = connect(config.kafka)
     bus.ensure_topics(RECORDED)
     end_ns = clock.monotonic_ns() + int(duration_s * NS_PER_S)
     subscriber = bus.subscriber(tuple(topic.name for topic in RECORDED))

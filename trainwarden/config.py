@@ -34,6 +34,16 @@ class KafkaConfig:
     url: str = option(
         "kafka://127.0.0.1:9092", "bus of all parts: kafka://host:port[,host:port], or memory://name within one process"
     )
+    security: str = option("plaintext", "how to talk to the broker: plaintext, ssl, sasl_plaintext or sasl_ssl")
+    ca_file: Path | None = option(
+        None, "PEM certificates that the broker's own must descend from; default: those of the system"
+    )
+    certificate_file: Path | None = option(None, "PEM certificate by which a broker that asks for one knows this part")
+    key_file: Path | None = option(None, "its private key; default: it stands in certificate_file")
+    check_hostname: bool = option(True, "whether the broker's certificate must name the address that was called")
+    sasl_mechanism: str = option("SCRAM-SHA-512", "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512")
+    username: str = option("", "user for sasl_ssl and sasl_plaintext")
+    password_file: Path | None = option(None, "file with that user's password, readable by this part alone")
 
 
 @dataclass(frozen=True)

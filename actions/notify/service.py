@@ -263,7 +263,7 @@ def run(config: Config, stop: threading.Event, clock: Clock | None = None, metri
         A receiver is configured wrongly.
     """
     clock = clock or SystemClock()
-    bus = connect(config.kafka.url)
+    bus = connect(config.kafka)
     try:
         while not stop.is_set():
             try:

@@ -6,7 +6,8 @@
 #
 # The first run fetches Kafka's published artifacts with Maven (45 MB), an empty DATA_DIR is formatted. Java 17 or newer.
 # Environment: KAFKA_LIB (folder of jars), KAFKA_HEAP (512m), KAFKA_HOST (127.0.0.1), KAFKA_CONTROLLER_PORT (PORT + 1),
-# JAVA_HOME, KAFKA_JVM_OPTIONS (added last).
+# KAFKA_MORE_PROPERTIES (a file; what stands in it wins, for listeners with TLS and SASL for example), KAFKA_FORMAT_OPTIONS (words for
+# the formatting of an empty DATA_DIR, such as --add-scram ...), JAVA_HOME, KAFKA_JVM_OPTIONS (added last).
 set -eu
 
 fail() {
@@ -73,6 +74,8 @@ log.cleaner.dedupe.buffer.size=16777216
 num.network.threads=2
 num.io.threads=4
 PROPERTIES
+[ -z "${KAFKA_MORE_PROPERTIES:-}" ] || cat "$KAFKA_MORE_PROPERTIES" >>"$data/server.properties" ||
+    fail "KAFKA_MORE_PROPERTIES: $KAFKA_MORE_PROPERTIES cannot be read"
 
 # No performance file and no native library outside DATA_DIR; a quick start counts more than peak speed on one node.
 set -- "-Xms64m" "-Xmx${KAFKA_HEAP:-512m}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xshare:auto \
@@ -80,7 +83,8 @@ set -- "-Xms64m" "-Xmx${KAFKA_HEAP:-512m}" -XX:+UseSerialGC -XX:TieredStopAtLeve
     -cp "$lib/*"
 
 if [ ! -e "$data/log/meta.properties" ]; then
-    "$java" "$@" kafka.tools.StorageTool format --cluster-id 5L6g3nShT-eMCtK--X86sw --ignore-formatted \
+    # shellcheck disable=SC2086  # options are words
+    "$java" "$@" kafka.tools.StorageTool format --cluster-id 5L6g3nShT-eMCtK--X86sw --ignore-formatted ${KAFKA_FORMAT_OPTIONS:-} \
         --config "$data/server.properties" >"$data/format.log" 2>&1 ||
         fail "data directory $data could not be formatted: $(grep -v '^[[:space:]]*at ' "$data/format.log" | tail -n 1)"
 fi

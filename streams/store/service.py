@@ -42,7 +42,7 @@ def run(
         logging.getLogger(chatty).setLevel("ERROR")  # each failure is one line of the writer's already
     clock = clock or SystemClock()
     stop = stop or stop_event()
-    connection = bus.connect(config.kafka.url)
+    connection = bus.connect(config.kafka)
     with open_store(config) as client:
         connection.wait_ready(BROKER_WAIT_S)
         make_topics(connection, clock)

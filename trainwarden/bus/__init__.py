@@ -14,21 +14,24 @@ from __future__ import annotations
 
 from trainwarden.bus.base import Bus, FailureHandler, Message, Publisher, Subscriber
 from trainwarden.bus.dead import decode_or_dead
+from trainwarden.config import KafkaConfig
 from trainwarden.errors import ConfigError
 
 __all__ = ["Bus", "FailureHandler", "Message", "Publisher", "Subscriber", "connect", "decode_or_dead"]
 
 
-def connect(url: str) -> Bus:
-    """The bus behind `url`: ``memory://<name>`` (shared within the process) or ``kafka://host:port[,host:port]``.
+def connect(where: str | KafkaConfig) -> Bus:
+    """The bus behind a URL, ``memory://<name>`` (shared within the process) or ``kafka://host:port[,host:port]``, or behind the ``[kafka]``
+    table of a configuration, which may also ask for TLS and SASL.
 
     Nothing is sent yet: an absent broker shows on `Bus.wait_ready` or the first use.
 
     Raises
     ------
     ConfigError
-        For any other scheme or a missing address.
+        For any other scheme or a missing address, and for credentials that cannot be used.
     """
+    url = where if isinstance(where, str) else where.url
     scheme, _, rest = url.partition("://")
     if scheme == "memory" and rest:
         from trainwarden.bus.memory import MemoryBus
@@ -36,6 +39,7 @@ def connect(url: str) -> Bus:
         return MemoryBus.named(rest)
     if scheme == "kafka" and rest:
         from trainwarden.bus.kafka import KafkaBus
+        from trainwarden.bus.security import Security, security_of
 
-        return KafkaBus(tuple(rest.split(",")))
+        return KafkaBus(tuple(rest.split(",")), security=Security() if isinstance(where, str) else security_of(where))
     raise ConfigError(f"kafka.url: {url!r} is no bus, expected kafka://host:port[,host:port] or memory://name")

@@ -20,6 +20,7 @@ from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
 from trainwarden.bus.base import FailureHandler, Message, Start
+from trainwarden.bus.security import Security
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, UnavailableError
 from trainwarden.topics import Topic
@@ -38,15 +39,16 @@ COMMIT_TIMEOUT_MS = 10_000
 class KafkaBus:
     """A Kafka cluster by its bootstrap addresses."""
 
-    def __init__(self, addresses: Sequence[str], clock: Clock | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], clock: Clock | None = None, security: Security | None = None) -> None:
         self.addresses = tuple(addresses)
+        self._secured = (security or Security()).options()
         self._clock: Clock = clock or SystemClock()
 
     def publisher(self, on_failure: FailureHandler | None = None) -> KafkaPublisher:
-        return KafkaPublisher(self.addresses, on_failure)
+        return KafkaPublisher(self.addresses, on_failure, self._secured)
 
     def subscriber(self, topics: Sequence[str], group: str | None = None, start: Start = "earliest") -> KafkaSubscriber:
-        return KafkaSubscriber(self.addresses, tuple(topics), group, start)
+        return KafkaSubscriber(self.addresses, tuple(topics), group, start, self._secured)
 
     def ensure_topics(self, topics: Sequence[Topic]) -> None:
         with self._admin() as admin:
@@ -79,7 +81,10 @@ class KafkaBus:
     def _admin(self) -> Any:
         try:
             admin = KafkaAdminClient(
-                bootstrap_servers=list(self.addresses), request_timeout_ms=REQUEST_TIMEOUT_MS, bootstrap_timeout_ms=2000
+                bootstrap_servers=list(self.addresses),
+                request_timeout_ms=REQUEST_TIMEOUT_MS,
+                bootstrap_timeout_ms=2000,
+                **self._secured,
             )
         except KafkaError as error:
             raise UnavailableError(
@@ -130,13 +135,15 @@ def _check_partitions(admin: Any, topics: Sequence[Topic]) -> None:
 class KafkaPublisher:
     """Publisher on kafka-python. One request in flight keeps the order without producer ids."""
 
-    def __init__(self, addresses: tuple[str, ...], on_failure: FailureHandler | None) -> None:
+    def __init__(
+        self, addresses: tuple[str, ...], on_failure: FailureHandler | None, secured: Mapping[str, Any]
+    ) -> None:
         try:
             self._producer = KafkaProducer(
                 bootstrap_servers=list(addresses), acks="all", enable_idempotence=False, max_in_flight_requests_per_connection=1,
                 linger_ms=5, compression_type="lz4" if has_lz4() else None, max_block_ms=SEND_BLOCK_MS, metrics_enabled=False,
                 delivery_timeout_ms=DELIVERY_TIMEOUT_MS, request_timeout_ms=5000, retry_backoff_ms=100, reconnect_backoff_max_ms=1000,
-                bootstrap_timeout_ms=2000,
+                bootstrap_timeout_ms=2000, **secured,
             )  # fmt: skip
         except KafkaError as error:
             raise UnavailableError(
@@ -180,12 +187,20 @@ class KafkaPublisher:
 class KafkaSubscriber:
     """Subscriber on kafka-python: a group member, or (without a group) a reader of all partitions."""
 
-    def __init__(self, addresses: tuple[str, ...], topics: tuple[str, ...], group: str | None, start: Start) -> None:
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        topics: tuple[str, ...],
+        group: str | None,
+        start: Start,
+        secured: Mapping[str, Any],
+    ) -> None:
         try:
             self._consumer = KafkaConsumer(
                 bootstrap_servers=list(addresses), group_id=group, enable_auto_commit=False, auto_offset_reset=start,
                 session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=HEARTBEAT_MS, metrics_enabled=False,
                 fetch_max_wait_ms=100, retry_backoff_ms=100, reconnect_backoff_max_ms=1000, bootstrap_timeout_ms=2000,
+                **secured,
             )  # fmt: skip
         except KafkaError as error:
             raise UnavailableError(

@@ -12,6 +12,7 @@ import typer
 
 from trainwarden import config as configuration
 from trainwarden.addresses import hide_path
+from trainwarden.bus.security import security_of
 from trainwarden.cli import ConfigOption
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError
@@ -90,6 +91,7 @@ def check(config: ConfigOption = None) -> None:
     """Read the configuration and every plugin table; exit 2 with one sentence when something is wrong."""
     loaded = configuration.load(config)
     check_plugins(loaded)
+    security_of(loaded.kafka)
     print(
         f"ok: cluster {loaded.cluster}, bus {loaded.kafka.url}, policy {loaded.policy_table.mode} ({loaded.policy.revision})"
     )

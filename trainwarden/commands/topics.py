@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def run(config: ConfigOption = None, timeout_s: float = 10.0) -> None:
     """Create missing topics, check the others, print the layout."""
-    bus = connect(configuration.load(config).kafka.url)
+    bus = connect(configuration.load(config).kafka)
     bus.wait_ready(timeout_s)
     bus.ensure_topics(topics.ALL)
     for topic in topics.ALL:

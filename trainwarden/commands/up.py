@@ -62,7 +62,7 @@ def _wait_for_topics(config: Config) -> None:
     from trainwarden import topics
     from trainwarden.bus import connect
 
-    bus = connect(config.kafka.url)
+    bus = connect(config.kafka)
     bus.wait_ready(30.0)
     bus.ensure_topics(topics.ALL)
     bus.close()

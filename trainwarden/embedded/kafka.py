@@ -122,6 +122,8 @@ class ApacheKafka:
         Address to listen on. Where it is not the one that clients use (0.0.0.0), set $KAFKA_ADVERTISED_HOST.
     clock
         Used while waiting for the node.
+    environment
+        More variables for ``start.sh``, KAFKA_MORE_PROPERTIES for example.
 
     Examples
     --------
@@ -131,13 +133,19 @@ class ApacheKafka:
     """
 
     def __init__(
-        self, data_dir: Path, port: int | None = None, host: str = LOOPBACK, clock: Clock | None = None
+        self,
+        data_dir: Path,
+        port: int | None = None,
+        host: str = LOOPBACK,
+        clock: Clock | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.host = host
         self.data_dir = data_dir
         self.port = port if port is not None else free_port()
         self._controller_port = free_port()
         self._clock = clock
+        self._more = dict(environment or {})
         self._child: Child | None = None
 
     @property
@@ -173,7 +181,7 @@ class ApacheKafka:
         require_free_port(self.host, self.port, "Apache Kafka")
         require_free_port(self.host, self._controller_port, "Kafka's controller")
         argv = ["sh", str(find_start_script()), str(self.data_dir), str(self.port)]
-        more = {"KAFKA_CONTROLLER_PORT": str(self._controller_port), "KAFKA_HOST": self.host}
+        more = {**self._more, "KAFKA_CONTROLLER_PORT": str(self._controller_port), "KAFKA_HOST": self.host}
         self._child = child = Child("Apache Kafka", argv, self.log_path, {**_environment(), **more})
         try:
             return wait_for_broker(self.host, self.port, timeout_s=timeout_s, died=child.died, clock=self._clock)
