@@ -255,7 +255,8 @@ class MeshLinkDetector(Detector):
         self._suspect_sure_losses(tick, frame, dead | ~answered)
         self._suspect_congestion(tick, frame, typical, known)
         self._suspect_shared(tick, frame, typical, slow | dead, known)
-        pairs.learn(np.asarray(~(slow | dead | self._through_blamed(frame.topology))))
+        held = self._through_blamed(frame.topology) | self._between_marked(frame.topology)
+        pairs.learn(np.asarray(~(slow | dead | held)))
 
     def _suspect_shared(self, tick: AlignedTick, frame: Frame, typical: Array, strong: Array, known: Array) -> None:
         """A leaf or rail through which all probes are a little slower: too little to blame a node for, clear by their number."""
@@ -269,18 +270,29 @@ class MeshLinkDetector(Detector):
             if opinion.kind == "subnet_slow" and opinion.said_ns
         }
         felt = any(pace.ratio() >= settings.suffering_ratio for pace in self._state.paces.values())
+        felt = felt or (bool(self._state.surges.surging(MARKED)) and self._is_measurable())
         if raised.sum() < 6:
             return
         found = blame(self._passed(frame.topology), raised, known, weak=True)
         if not found.fabric:
             self._support_subnets(found, raised, typical, tick, frame, None if felt else said)
 
+    def _is_measurable(self) -> bool:
+        """Whether some job goes slower, by however little, than its usual scatter explains."""
+        return any(pace.deviations() >= self.settings.marked_deviations for pace in self._state.paces.values())
+
+    def _between_marked(self, topology: Topology) -> Array:
+        """Probes between nodes that both get more congestion marks than ever: what is usual is not learnt there now."""
+        marked = self._state.surges.surging(MARKED)
+        if not marked:
+            return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
+        parts = self._passed(topology)
+        return np.asarray(np.array([node in marked for node in parts.nodes], dtype=np.bool_)[parts.ends].all(axis=1))
+
     def _through_blamed(self, topology: Topology) -> Array:
-        """Probes through a shared part that is suspected, or all while congestion is marked: what is usual is not learnt now."""
+        """Probes through a shared part that is under suspicion: what is usual there is not learnt now."""
         places = [place.partition("|") for place in self._state.opinions]
         names = {name for kind, _, name in places if kind in _SUBNET}
-        if self._state.surges.share(MARKED) >= self.settings.marked_share:
-            return np.ones(len(self._state.pairs.keys), dtype=np.bool_)
         if not names:
             return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
         parts = self._passed(topology)
@@ -491,12 +503,10 @@ class MeshLinkDetector(Detector):
         if share < settings.marked_share:
             return
         place = self._state.opinions.get(_FABRIC)
-        felt = place is not None or any(
-            pace.deviations() >= settings.marked_deviations for pace in self._state.paces.values()
-        )
         raised = self._state.pairs.slow(
             typical, settings.warm_ticks, settings.subnet_factor, settings.subnet_floor_ms, z=2.5
         )
+        felt = place is not None or self._is_measurable()
         if not felt or not raised_everywhere(self._passed(frame.topology), raised, known, settings.marked_share):
             return
         value, usual = float(np.median(typical[raised])), float(np.median(np.exp(self._state.pairs.log_base[raised])))
