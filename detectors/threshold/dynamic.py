@@ -20,7 +20,7 @@ from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_name
 from detectors.threshold.lines import LineSettings, Readings
 from detectors.threshold.peers import Fellows, FellowsState
-from detectors.threshold.table import Table, TableState
+from detectors.threshold.table import NOBODY, Owners, PerNode, Table, TableState
 from trainwarden.records import Entity, EntityKind, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import Topology
@@ -97,6 +97,7 @@ class ThresholdDetector(Detector):
         self._tables: dict[str, Table] = {}
         self._excerpts: dict[str, dict[str, Excerpt]] = {}
         self._fellows = Fellows()
+        self._nodes = Nodes()
 
     @classmethod
     def example(cls) -> Example:
@@ -109,7 +110,7 @@ class ThresholdDetector(Detector):
         verdicts: list[Verdict] = []
         for tick in frame.ticks:
             jobs = self._fellows.jobs(frame.topology, tick.at_ns)
-            phases, loads = phases_of(tick), loads_of(tick)
+            phases, loads = self._nodes.phases(tick), self._nodes.loads(tick)
             for name in sorted(tick.families):
                 matrix = tick.families[name]
                 if len(matrix.entities):
@@ -134,7 +135,7 @@ class ThresholdDetector(Detector):
         s = self.settings
         return LineSettings(s.risk, s.warm_ticks, s.persist_ticks, s.calm_ticks, s.forgetting)
 
-    def _family(self, tick: AlignedTick, matrix: FamilyMatrix, jobs: dict[str, str], phases: dict[str, float], loads: dict[str, float],
+    def _family(self, tick: AlignedTick, matrix: FamilyMatrix, jobs: dict[str, str], phases: PerNode, loads: PerNode,
                 topology: Topology) -> list[Verdict]:  # fmt: skip
         table = self._tables.get(matrix.family)
         if table is None:
@@ -224,24 +225,25 @@ def series_entity(family: str, node: str, device: str, metric: str) -> Entity:
     return Entity(EntityKind.SERIES, f"{node}/{device}/{family}.{metric}", node)
 
 
-def phases_of(tick: AlignedTick) -> dict[str, float]:
-    """Each node's activity: 0 idle or starting, 1 training, 2 evaluation or save."""
-    matrix = tick.family("process")
-    if matrix is None:
-        return {}
-    found: dict[str, float] = {}
-    for (node, _), phase in zip(matrix.entities, np.nan_to_num(matrix.column("phase")).tolist(), strict=True):
-        activity = 1.0 if phase == _TRAINING_PHASE else 2.0 if phase > _TRAINING_PHASE else 0.0
-        found[node] = max(found.get(node, 0.0), activity)
-    return found
+class Nodes:
+    """What each node is at: its activity and its load."""
 
+    def __init__(self) -> None:
+        self._processes, self._hosts = Owners(), Owners()
 
-def loads_of(tick: AlignedTick) -> dict[str, float]:
-    """Each node's share of busy processor time."""
-    matrix = tick.family("host")
-    if matrix is None:
-        return {}
-    return dict(zip((node for node, _ in matrix.entities), matrix.column("cpu_busy_ratio").tolist(), strict=True))
+    def phases(self, tick: AlignedTick) -> PerNode:
+        """Each node's activity: 0 idle or starting, 1 training, 2 evaluation or save."""
+        matrix = tick.family("process")
+        if matrix is None:
+            return NOBODY
+        phase = matrix.column("phase")
+        activity = (phase == _TRAINING_PHASE) + np.float32(2.0) * (phase > _TRAINING_PHASE)
+        return self._processes.highest(matrix, activity.astype(np.float32))
+
+    def loads(self, tick: AlignedTick) -> PerNode:
+        """Each node's share of busy processor time."""
+        matrix = tick.family("host")
+        return NOBODY if matrix is None else self._hosts.last(matrix, matrix.column("cpu_busy_ratio"))
 
 
 def _key(table: Table, row: int, column: int) -> str:
@@ -261,12 +263,12 @@ def _farthest(look: _Look, most: int) -> list[tuple[int, int, float]]:
 def _watched(look: _Look) -> NDArray[np.int64]:
     """(row, column) of the series whose excerpts are kept: open ones first, then those out for the longest."""
     state = look.table.lines.state
-    pairs = np.argwhere(state.open | (state.streak > 0))
-    if len(pairs) <= _MOST_EXCERPTS:
-        return pairs
-    row, column = pairs[:, 0], pairs[:, 1]
-    order = np.lexsort((-state.streak[row, column].astype(np.int64), ~state.open[row, column]))
-    return pairs[order[:_MOST_EXCERPTS]]
+    flat = np.flatnonzero((state.streak != 0) | state.open)
+    row, column = np.divmod(flat, look.table.lines.shape[1])
+    if len(flat) > _MOST_EXCERPTS:
+        order = np.lexsort((-state.streak[row, column].astype(np.int64), ~state.open[row, column]))[:_MOST_EXCERPTS]
+        row, column = row[order], column[order]
+    return np.column_stack((row, column))
 
 
 def _excerpt_now(look: _Look, row: int, column: int) -> Excerpt:

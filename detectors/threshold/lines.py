@@ -347,7 +347,7 @@ class Lines:
         columns = self.shape[1]
         out_now = beyond.row * columns + beyond.column
         streak, calm, is_open = state.streak.reshape(-1), state.calm.reshape(-1), state.open.reshape(-1)
-        watched = np.union1d(out_now, np.flatnonzero(streak.astype(np.bool_) | is_open))
+        watched = np.union1d(out_now, np.flatnonzero((streak != 0) | is_open))
         out = np.isin(watched, out_now, assume_unique=True)
         known = np.isfinite(grid.reshape(-1)[watched])
         before, quiet = streak[watched], calm[watched]
@@ -369,7 +369,7 @@ class Lines:
         if state.tails.alike and new.any():
             new[new] = self._far_among_like(row[new], column[new])
         state.shifted[row[new], column[new]] = _SAID
-        held = np.argwhere(state.shifted)
+        held = np.column_stack(np.divmod(np.flatnonzero(state.shifted), columns))
         back = held[(state.shifts.walk[:, held[:, 0], held[:, 1]] == 0).all(axis=0)]
         said = state.shifted[back[:, 0], back[:, 1]] == _SAID
         state.shifted[back[:, 0], back[:, 1]] = 0

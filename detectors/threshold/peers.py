@@ -78,6 +78,8 @@ class Group:
     rows: Ints
     starts: Ints
     asked: Ints
+    span: slice | None
+    """The rows as a slice where they lie together."""
 
     def moves(self, part: Flags, known: Flags) -> Flags:
         """Per column, whether most known peers are `part` of it, on most of the nodes known, two at least (rows × columns)."""
@@ -127,7 +129,9 @@ def _group(rows: list[int], entities: Sequence[tuple[str, str]]) -> Group:
     every = -(-len(rows) // _ASKED)
     # an even stride would ask the same device of every node
     asked = rows[:: every | 1] if every > 1 else rows
-    return Group(np.array(rows), np.array(starts), np.array(asked))
+    together = rows == list(range(rows[0], rows[0] + len(rows)))
+    span = slice(rows[0], rows[0] + len(rows)) if together else None
+    return Group(np.array(rows), np.array(starts), np.array(asked), span)
 
 
 def common(lines: Lines, compared: F32, load: F32, phase: Array, groups: Sequence[Group]) -> F32 | None:
@@ -139,7 +143,7 @@ def common(lines: Lines, compared: F32, load: F32, phase: Array, groups: Sequenc
         at = group.asked
         surprise = compared[at] - lines.expected(at, load[at], phase[at])
         movement = _zero_unknown(median_of_known(surprise).astype(np.float32))
-        out[group.rows] = movement
+        out[group.span or group.rows] = movement
         columns = np.flatnonzero(np.abs(movement) >= lines.breadth(at).min(axis=0) * _MOVED)
         if len(columns):
             _follow(lines, compared, load, phase, group, columns, movement[columns], out)

@@ -81,7 +81,7 @@ class Places(msgspec.Struct):
         if placed.size and placed.min() == 0.0:
             self._from_other_phases(at, placed == 0.0, out)
         if load is not None:
-            factor = np.nan_to_num(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
+            factor = _known(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
             np.multiply(self.cov[at], factor.astype(np.float32)[:, None], out=scratch)
             if follows is not None:
                 np.multiply(scratch, follows, out=scratch)
@@ -164,7 +164,7 @@ class Places(msgspec.Struct):
         return np.minimum(out, np.float32(self.most), out=out)
 
     def _learn_load(self, at: slice, clipped: F32, load: F32, step: F32) -> None:
-        shift = np.nan_to_num(load - self.load_mean[at]).astype(np.float32)
+        shift = _known(load - self.load_mean[at])
         self.load_seen[at] += np.isfinite(load)
         pace = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + 1.0)).astype(np.float32)
         slow = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + _SLOPE_TICKS)).astype(np.float32)
@@ -176,16 +176,21 @@ class Places(msgspec.Struct):
         self.load_mean[at] += pace * shift
 
 
+def _known(values: F32) -> F32:
+    """Values, 0 where they are not known."""
+    return np.where(np.isfinite(values), values, np.float32(0.0))
+
+
 def _picked(cube: F32, phase: Array) -> F32:
     """Rows × columns of each row's phase out of rows × phases × columns; a view when all rows are in the same phase."""
     if len(phase) and (phase == phase[0]).all():
-        return cube[:, int(np.clip(phase[0], 0, cube.shape[1] - 1))]
+        return cube[:, min(max(int(phase[0]), 0), cube.shape[1] - 1)]
     return np.asarray(cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)], np.float32)
 
 
 def _put(cube: F32, phase: Array, values: F32) -> None:
     """Inverse of `_picked`."""
     if len(phase) and (phase == phase[0]).all():
-        np.copyto(cube[:, int(np.clip(phase[0], 0, cube.shape[1] - 1))], values)
+        np.copyto(cube[:, min(max(int(phase[0]), 0), cube.shape[1] - 1)], values)
     else:
         cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)] = values

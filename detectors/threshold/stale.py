@@ -214,6 +214,8 @@ def _broken(watch: _Watch, broken: Broken) -> list[tuple[str, NDArray[np.int64],
 
     A series that stands at zero is idle and a share that stands at one is full: neither is stuck.
     """
+    if not (len(broken.stuck) or len(broken.absent) or len(broken.reset)):
+        return []
     last, here, metrics = watch.still.last, watch.roster.absent == 0, watch.roster.metrics
     row, column = broken.stuck[:, 0], broken.stuck[:, 1]
     full = np.array([1.0 if metric.endswith("_ratio") else np.nan for metric in metrics])[column]

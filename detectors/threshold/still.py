@@ -95,16 +95,20 @@ class Stillness(msgspec.Struct):
         moved = moved_up | moved_down
         run, away, judged, looks = self.run[at], self.away[at], self.judged[at], self.looks[at]
         np.copyto(run, np.float32(0.0), where=moved)
-        self.begun[at] += same & (run == 0)
-        run += same
-        self.repeats[at] += same
-        judged += same
-        judged += moved
-        missing = ~known
-        self.left[at] += missing & (away == 0)
-        away += np.float32(1.0)
-        np.copyto(away, np.float32(0.0), where=known)
-        self.gaps[at] += missing
+        # adding flags to numbers converts them anew each time
+        repeated = same.astype(np.float32)
+        self.begun[at] += repeated * (run == 0)
+        run += repeated
+        self.repeats[at] += repeated
+        judged += (same | moved).astype(np.float32)
+        if known.all():
+            away[:] = 0.0
+        else:
+            missing = ~known
+            self.left[at] += missing & (away == 0)
+            away += np.float32(1.0)
+            np.copyto(away, np.float32(0.0), where=known)
+            self.gaps[at] += missing
         looks += np.float32(1.0)
         _halved(judged, self.repeats[at], self.begun[at])
         _halved(looks, self.gaps[at], self.left[at])
@@ -117,9 +121,9 @@ class Stillness(msgspec.Struct):
     ) -> NDArray[np.int64]:
         rises, falls = self.rises[at], self.falls[at]
         deep = down & (values < _FALL_OF_A_COUNTER * last) & (rises >= _LEAST_RISES) & (falls < 1.0)
-        rises += up
+        rises += up.astype(np.float32)
         falls *= _FALLS_FORGOTTEN
-        falls += down
+        falls += down.astype(np.float32)
         if not deep.any():
             return np.zeros((0, 2), np.int64)
         falls[deep] -= 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -63,14 +64,15 @@ class Roster:
         if whole and metrics == self.metrics:
             if len(metrics) == len(matrix.metrics):
                 return matrix.values
-            return matrix.values[:, [matrix.metrics.index(metric) for metric in metrics]]
+            # not by an index list: that gives columns that lie one after the other
+            return np.take(matrix.values, [matrix.metrics.index(metric) for metric in metrics], axis=1)
         grid = np.full((len(self.entities), len(self.metrics)), np.nan, np.float32)
         columns = np.array([self.metrics.index(metric) for metric in metrics], dtype=np.int64)
         grid[np.ix_(rows, columns)] = matrix.values[:, [matrix.metrics.index(metric) for metric in metrics]]
         return grid
 
     def _rows(self, entities: tuple[tuple[str, str], ...]) -> NDArray[np.int64]:
-        if self._seen is None or self._seen[0] != entities:
+        if self._seen is None or (self._seen[0] is not entities and self._seen[0] != entities):
             new = sorted(entity for entity in entities if entity not in self._row)
             if new:
                 self._row.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
@@ -81,6 +83,49 @@ class Roster:
         self.absent += 1
         self.absent[self._seen[1]] = 0
         return self._seen[1]
+
+
+@dataclass(frozen=True)
+class PerNode:
+    """A value of each node; `names` is the same object as before where the nodes are the same."""
+
+    names: dict[str, int]
+    values: F32
+
+
+NOBODY = PerNode({}, np.zeros(0, np.float32))
+
+
+class Owners:
+    """Which node each row of a family belongs to, for as long as its rows stay the same."""
+
+    def __init__(self) -> None:
+        self._entities: tuple[tuple[str, str], ...] = ()
+        self._names: dict[str, int] = {}
+        self._owner = self._order = self._starts = np.zeros(0, np.int64)
+
+    def highest(self, matrix: FamilyMatrix, values: F32) -> PerNode:
+        """Largest value of each node's rows."""
+        self._learn(matrix.entities)
+        return PerNode(self._names, np.maximum.reduceat(values[self._order], self._starts) if len(values) else values)
+
+    def last(self, matrix: FamilyMatrix, values: F32) -> PerNode:
+        """Value of each node's last row."""
+        self._learn(matrix.entities)
+        out = np.empty(len(self._names), np.float32)
+        out[self._owner] = values
+        return PerNode(self._names, out)
+
+    def _learn(self, entities: tuple[tuple[str, str], ...]) -> None:
+        if self._entities is entities or self._entities == entities:
+            return
+        names: dict[str, int] = {}
+        owner = [names.setdefault(node, len(names)) for node, _ in entities]
+        if names.keys() != self._names.keys() or list(names) != list(self._names):
+            self._names = names
+        self._entities, self._owner = entities, np.array(owner, np.int64)
+        self._order = np.argsort(self._owner, kind="stable")
+        self._starts = np.searchsorted(self._owner[self._order], np.arange(len(names)))
 
 
 class TableState(msgspec.Struct):
@@ -114,6 +159,8 @@ class Table:
             self.lines.state = state.lines
         self._peers = Groups(family)
         self._nodes: tuple[int, list[str], NDArray[np.int64]] | None = None
+        self._places: dict[float, tuple[dict[str, int], NDArray[np.int64]]] = {}
+        self._compared = np.zeros((0, 0), np.float32)
 
     def state(self) -> TableState:
         """What this table knows."""
@@ -133,29 +180,37 @@ class Table:
 
     def _describe(self) -> None:
         metrics = self.roster.metrics
-        self._log = np.array(
-            [column for column, metric in enumerate(metrics) if is_logarithmic(metric)], dtype=np.int64
-        )
+        self._plain = np.array([not is_logarithmic(metric) for metric in metrics], np.bool_)
         floor = np.array([_floor(metric) for metric in metrics], np.float32)
         relative = np.array([0.0 if is_logarithmic(metric) else _RELATIVE_FLOOR for metric in metrics], np.float32)
         follows = np.array([metric not in _LOADS for metric in metrics], np.float32)
         self.lines.set_columns(len(metrics), floor, relative, follows)
 
     def transform(self, grid: F32) -> F32:
-        """Values as they are compared: log(1 + x) of rates, sizes and times."""
-        if not len(self._log):
+        """Values as they are compared: log(1 + x) of rates, sizes and times. Good until the next call."""
+        if self._plain.all():
             return grid
-        compared = grid.copy()
-        part = grid[:, self._log]
-        compared[:, self._log] = np.copysign(np.log(np.abs(part) + np.float32(1.0)), part)
-        return compared
+        if self._compared.shape != grid.shape:
+            self._compared = np.empty(grid.shape, np.float32)
+        out = np.abs(grid, out=self._compared)
+        # all columns and then some of them back: gathering and scattering those meant costs more
+        np.log(np.add(out, np.float32(1.0), out=out), out=out)
+        np.copysign(out, grid, out=out)
+        np.copyto(out, grid, where=self._plain)
+        return out
 
-    def per_row(self, of_node: dict[str, float], default: float) -> F32:
+    def per_row(self, of_node: PerNode, default: float) -> F32:
         """A value of each row's node."""
         if self._nodes is None or self._nodes[0] != self.roster.changes:
             names, owner = np.unique([node for node, _ in self.roster.entities], return_inverse=True)
             self._nodes = self.roster.changes, [str(name) for name in names], owner
-        return np.array([of_node.get(name, default) for name in self._nodes[1]], np.float32)[self._nodes[2]]
+            self._places = {}
+        known = self._places.get(default)
+        if known is None or known[0] is not of_node.names:
+            places = np.array([of_node.names.get(name, -1) for name in self._nodes[1]], np.int64)
+            known = self._places[default] = of_node.names, places
+        values = np.append(of_node.values, np.float32(default))
+        return np.asarray(values[known[1]][self._nodes[2]], np.float32)
 
     def common(self, compared: F32, load: F32, phase: Array, jobs: dict[str, str]) -> F32 | None:
         """What like devices of the same job do at this moment beyond what is expected of them; None without peers."""
