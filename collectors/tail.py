@@ -68,6 +68,7 @@ class Tail:
         self._skipping = False
         self._head = b""
         self._context = b""
+        self._modified_ns = -1
         self._quiet = 0
         self._first = True
         self._resume = position
@@ -179,7 +180,10 @@ class Tail:
             found = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino, found.st_size) == (*self._identity, self._offset)
+        # a file that was truncated may have its old length again, but not its old time
+        before, self._modified_ns = self._modified_ns, found.st_mtime_ns
+        same = (found.st_dev, found.st_ino, found.st_size) == (*self._identity, self._offset)
+        return same and found.st_mtime_ns == before
 
     def _read(self, max_bytes: int) -> bytes:
         """What was added. What stood before it is read along: when it is not what was read then, the file was truncated."""

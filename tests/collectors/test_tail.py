@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collectors import patterns
+from collectors.logs.desk import Channel, Desk, refused
+from collectors.logs.folding import Folder
 from collectors.tail import HEAD_BYTES, MAX_LINE_BYTES, Tail
+from tests.collectors.kit import bench
 
 MANY = 1 << 20
 
@@ -174,4 +178,138 @@ def test_any_history_of_rotations_and_restarts_gives_each_line_once(
             position = tail.position()
             tail.close()
             tail = Tail(path, position, from_start=True)
+    assert got == written
+
+
+def test_an_unrelated_neighbour_is_not_taken_for_a_rotated_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    add(path, "1\n")
+    tail = Tail(path, None, from_start=True)
+    tail.poll(MANY)
+    add(tmp_path / "log.stderr", "not ours\n")
+    path.rename(tmp_path / "log.1")
+    add(path, "2\n")
+    assert polls(tail) == ["2"]
+
+
+def test_several_rotations_between_two_looks_lose_nothing(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "log")
+    writer.write("0")
+    tail = Tail(writer.path, None, from_start=True)
+    assert tail.poll(MANY) == ["0"]
+    for number in range(1, 5):
+        writer.write(str(number))
+        writer.rename()
+    writer.write("5")
+    assert polls(tail, 20) == ["1", "2", "3", "4", "5"]
+
+
+def test_what_was_written_before_a_copytruncate_is_read_from_the_copy(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "log")
+    writer.write("first")
+    tail = Tail(writer.path, None, from_start=True)
+    assert tail.poll(MANY) == ["first"]
+    writer.write("not read yet")
+    writer.copytruncate()
+    writer.write("after")
+    assert polls(tail, 6) == ["not read yet", "after"]
+
+
+def test_a_hole_of_gigabytes_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    add(path, "x" * 100 + "\n")
+    tail = Tail(path, None, from_start=True)
+    tail.poll(MANY)
+    with path.open("r+b") as file:  # a writer that does not append goes on at its old place
+        file.truncate(0)
+        file.seek(8 << 30)
+        file.write(b"behind the hole\n")
+    assert polls(tail, 3) == ["behind the hole"]
+
+
+def test_a_line_of_ten_megabytes_is_cut_and_memory_is_bounded(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    path = tmp_path / "log"
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python, x\n"
+    add(path, "z" * 10_000_000 + xid + xid)
+    tail, got = Tail(path, None, from_start=True), 0
+    desk = Desk(board.context, patterns.load(), Folder(5.0, 20.0, 2.0, refused(board.context)), "logfile")
+    while block := tail.block(256 * 1024) or (tail._offset < path.stat().st_size and b"\n"):
+        got = max(got, len(block))
+        desk.block(Channel("log"), block)
+    assert board.outlet.codes == ["xid:79"]
+    assert got <= MAX_LINE_BYTES + 1 + len(xid) * 2
+
+
+class Writer:
+    """Writes and rotates a log; times of modification are a millisecond apart, as the kernel's own are not in a fast test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._now_ns = 10**18
+        self._files = 0
+        path.touch()
+
+    def write(self, line: str) -> None:
+        add(self.path, f"{line}\n")
+        self._stamp(self.path)
+
+    def rename(self) -> None:
+        for number in range(self._files, 0, -1):
+            self._aside(number).rename(self._aside(number + 1))
+        self._files += 1
+        self.path.rename(self._aside(1))
+        self.path.touch()
+        self._stamp(self.path)
+
+    def copytruncate(self) -> None:
+        for number in range(self._files, 0, -1):
+            self._aside(number).rename(self._aside(number + 1))
+        self._files += 1
+        self._aside(1).write_bytes(self.path.read_bytes())
+        self._stamp(self._aside(1))
+        os.truncate(self.path, 0)
+        self._stamp(self.path)
+
+    def _aside(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+    def _stamp(self, path: Path) -> None:
+        self._now_ns += 1_000_000
+        os.utime(path, ns=(self._now_ns, self._now_ns))
+
+
+@pytest.mark.parametrize("rotation", ["rename", "copytruncate"])
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(["write", "write", "write", "poll", "rotate", "restart"]), max_size=40),
+    chunk=st.integers(16, 4 * HEAD_BYTES),
+)
+def test_a_rotating_writer_loses_and_repeats_nothing(
+    rotation: str, tmp_path_factory: pytest.TempPathFactory, steps: list[str], chunk: int
+) -> None:
+    writer = Writer(tmp_path_factory.mktemp("model") / "log")
+    tail, number, got, written = Tail(writer.path, None, from_start=True), 0, list[str](), list[str]()
+    tail.poll(chunk)
+    for step in [*steps, "write"]:
+        if step == "write":
+            number += 1
+            line = f"{number} " + "x" * (number * 7 % 90)
+            writer.write(line)
+            written.append(line)
+        elif step == "poll":
+            got += tail.poll(chunk)
+        elif step == "rotate" and writer.path.stat().st_size:
+            if rotation == "copytruncate" and tail.position() is not None:
+                got += tail.poll(chunk)  # a copy made twice between two looks is lost by nature
+            getattr(writer, rotation)()
+            if rotation == "copytruncate":
+                for _ in range(200):
+                    got += tail.poll(chunk)
+        elif step == "restart":
+            position = tail.position()
+            tail.close()
+            tail = Tail(writer.path, position, from_start=True)
+    for _ in range(400):
+        got += tail.poll(chunk)
     assert got == written
