@@ -214,6 +214,8 @@ class SensorReader:
     def __init__(self, files: Files, context: Context) -> None:
         self._files = files
         self._context = context
+        # a large machine has a hundred such devices with five files each: these are not kept open
+        self._device_files = Files(Path(files.root or "/"), context.clock)
         self._deltas = Deltas()
         self._found_ns: int | None = None
         self._sensors: list[sensors.Sensor] = []
@@ -280,7 +282,8 @@ class SensorReader:
         }
 
     def _device(self, device: sensors.PciDevice, now_ns: int) -> Row:
-        counts = sensors.pci_counts(self._files, device)
+        counts, link = sensors.pci_counts(self._device_files, device), sensors.pci_link(self._device_files, device)
+        self._device_files.close()
         row = {
             f"aer_{name}_per_s": self._deltas.per_second((device, name), _whole(counts.get(file)), now_ns)
             for name, file in (("corrected", "aer_dev_correctable"), ("nonfatal", "aer_dev_nonfatal"))
@@ -288,7 +291,7 @@ class SensorReader:
         return {
             **row,
             **present({"aer_fatal_count": counts.get("aer_dev_fatal")}),
-            **sensors.pci_link(self._files, device),
+            **link,
         }
 
 

@@ -20,6 +20,8 @@ from trainwarden.settings import option
 
 ROOT = "/sys/class/infiniband"
 LINK_UP, ACTIVE = 5, 4
+# thirty descriptors a port: with many ports they would use up what a process may have open
+PORTS_KEPT_OPEN = 10
 
 RDMA = family(
     "rdma", "rdma",
@@ -176,7 +178,12 @@ class RdmaSource(Source):
         """In the thread of the question, on descriptors of its own."""
         ports = list(self._ports)
         self._readers = {p: self._readers.get(p) or PortReader(self._files, p.device, p.number) for p in ports}
-        return {port: reader.read(self.context.clock.monotonic_ns()) for port, reader in self._readers.items()}
+        found: dict[Port, Reading | None] = {}
+        for port, reader in self._readers.items():
+            found[port] = reader.read(self.context.clock.monotonic_ns())
+            if len(ports) > PORTS_KEPT_OPEN:
+                self._files.close()
+        return found
 
     def _own_block(self, rows: dict[str, Row]) -> tuple[Block, ...]:
         """The block of rows that seldom change, packed again only when they did."""
@@ -214,7 +221,8 @@ class PortRates:
             wraps = 0 if counter.sticks else counter.bits if counter.bits < 64 else 0
             key = (name, column)
             row[column] = self._deltas.per_second(key, value, at_ns, wraps) * counter.factor
-        row["saturated_count"] = float(sum(self._is_stuck(name, c, reading) for c in reading.values))
+        if row:
+            row["saturated_count"] = float(sum(self._is_stuck(name, c, reading) for c in reading.values))
         return row
 
     def _is_stuck(self, name: str, column: str, reading: Reading) -> bool:

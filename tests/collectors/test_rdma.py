@@ -225,6 +225,21 @@ def test_an_efa_device_without_standard_counters(tmp_path: Path) -> None:
     assert values(source, sample, "rdma", "rdmap16s27/1")["keep_alives_per_s"] == 0.5
 
 
+def test_captured_adapters_of_other_makers(tmp_path: Path) -> None:
+    board = bench(tmp_path, "rdma")
+    source = started(board)
+    base = "/sys/class/infiniband/hfi1_0/ports/1/counters"
+    board.write(f"{base}/port_xmit_data", str(273558326543 + 250))
+    sample = later(board, source)
+    assert devices(sample, "nic") == ("hfi1_0/1", "i40iw0/1", "mlx4_0/1", "mlx4_0/2")
+    omni_path = values(source, sample, "nic", "hfi1_0/1")
+    assert (omni_path["tx_bytes_per_s"], omni_path["speed_mbps"], omni_path["carrier"]) == (1000, 100_000, 1)
+    assert values(source, sample, "nic", "mlx4_0/2")["speed_mbps"] == 40_000
+    without_counters = values(source, sample, "nic", "i40iw0/1")  # each of them says "N/A (no PMA)"
+    assert without_counters == {"up": 1, "carrier": 1, "speed_mbps": 10_000, "role": 0}
+    assert sample.gaps == ()
+
+
 def test_a_node_without_rdma_is_quiet(tmp_path: Path) -> None:
     board = bench(tmp_path, "node")
     assert built(board).sample(0) == Sample()
@@ -234,8 +249,11 @@ def test_sixty_four_devices_and_one_left_out(tmp_path: Path) -> None:
     board = bench(tmp_path)
     for number in range(64):
         board.write(f"/sys/class/infiniband/mlx5_{number}/ports/1/state", "4: ACTIVE")
-    source = built(board, ignore="mlx5_7")
-    assert len(devices(source.sample(0), "nic")) == 63
+        for counter in ("port_rcv_data", "port_xmit_data", "symbol_error"):
+            board.write(f"/sys/class/infiniband/mlx5_{number}/ports/1/counters/{counter}", "0")
+    source = started(board, ignore="mlx5_7")
+    assert len(devices(later(board, source), "nic")) == 63
+    assert not source._files._open  # descriptors are not kept for so many
 
 
 def test_states_and_rates_of_odd_shapes() -> None:
