@@ -8,15 +8,17 @@ measured, not whatever route is the shortest.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import selectors
 import socket
 import statistics
+import struct
 import threading
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from collectors import echo
@@ -37,6 +39,7 @@ MESH = family(
 )  # fmt: skip
 
 LEARNT_LIMIT = 4096
+SIOCGIFADDR = 0x8915
 LEFT_LIMIT = 64
 """Peers of past epochs that wait for the next sample."""
 
@@ -82,9 +85,12 @@ class MeshSource(Source):
 
     @dataclass(frozen=True)
     class Settings:
-        """Keys of ``[collector.sources.mesh]``; the first three come from ``[collector]``."""
+        """Keys of ``[collector.sources.mesh]``; `rail_address`, `probe_port` and `peers` come from ``[collector]``."""
 
         rail_address: str = option("", "address that probes leave from and are answered on")
+        rail_interface: str = option(
+            "", "interface whose IPv4 address it is, where one configuration serves many nodes"
+        )
         probe_port: int = option(9471, "UDP port of the responder; 0 switches probing off")
         peers: dict[str, str] = option({}, 'node = "ip:port" of responders')
         learn: bool = option(True, "probe nodes that announce themselves on the topology topic, beside `peers`")
@@ -95,6 +101,8 @@ class MeshSource(Source):
         answers_per_s: float = option(50.0, "answers per second and source address")
 
     def __init__(self, context: Context, settings: Any) -> None:
+        if settings.rail_interface and not settings.rail_address:
+            settings = replace(settings, rail_address=address_of(settings.rail_interface))
         super().__init__(context, settings)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -325,6 +333,17 @@ class MeshSource(Source):
     def _failed(self, error: Exception) -> None:
         logger.warning("mesh probe: %s: %s", type(error).__name__, error)
         self._problem = "error"
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface; empty when it has none (the gap then says ``no_rail_address``)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError as error:
+            logger.warning("interface %s has no IPv4 address (%s): no probes", interface, error.strerror)
+            return ""
+    return socket.inet_ntoa(answer[20:24])
 
 
 def neighbours(node: str, others: list[str], limit: int) -> list[str]:

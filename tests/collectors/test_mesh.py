@@ -362,3 +362,13 @@ def test_the_source_rotates_where_there_are_many_and_tells_what_those_that_go_ha
     source.learn({"n1": f"{HOST}:2001"})
     source._choose()
     assert (list(source._peers), source._rotation is None, source._period_s) == (["n1"], True, 0.25)
+
+
+def test_one_configuration_serves_many_nodes_by_the_name_of_the_interface(tmp_path: Path) -> None:
+    source = bench(tmp_path).build(MeshSource, rail_address="", rail_interface="lo")
+    assert (source.settings.rail_address, source.context.facts.probe_address) == ("127.0.0.1", "127.0.0.1:9471")
+    (tmp_path / "b").mkdir()
+    absent = bench(tmp_path / "b").build(MeshSource, rail_interface="nosuch0")
+    absent.start()
+    assert [gap.reason for gap in absent.sample(0).gaps] == ["no_rail_address"]
+    absent.close()
