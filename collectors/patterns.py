@@ -14,8 +14,8 @@ from trainwarden.errors import ConfigError
 TABLE = Path(__file__).with_name("patterns.toml")
 MORE = "patterns_*.toml"
 GATE_CHARS = 4
-COMMON = frozenset("etaoinsrhldcumfpgwybvk0123456789 ._-=/:")
-"""Characters of which logs are full: a search for a literal that begins with another one passes over most of them."""
+RARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ*(<!#fgjkqvwxyz")
+"""Characters of which logs have few: a search for literals that begin with them passes over nearly everything."""
 SEVERITIES = ("info", "warning", "error", "critical")
 
 STAMP = re.compile(
@@ -66,6 +66,7 @@ class Pattern:
     when: tuple[When, ...] = ()
     fold: tuple[str, ...] | None = None
     source: str = ""
+    gate: tuple[str, ...] = ()
 
     def match(self, line: str) -> Hit | None:
         """The hit, if the line is of this kind."""
@@ -107,16 +108,17 @@ class PatternTable:
     def __init__(self, patterns: tuple[Pattern, ...], pairs: tuple[Pair, ...]) -> None:
         self.patterns = patterns
         self.pairs = pairs
-        literals = {re.escape(p.contains) for p in patterns}
-        openers = [f"(?:{_without_names(part.pattern)})" for pair in pairs for part in (pair.opens, pair.closes)]
-        self._any = re.compile("|".join([*sorted(literals), *openers]))
+        self._any = re.compile(by_first_letter(self.gates()))
         self._opens = [pair.opens for pair in pairs]
 
     def gate(self, more: Iterable[str] = ()) -> re.Pattern[bytes]:
         """Finds places in a block of lines where a known one, or one that contains a literal of `more`, may be."""
-        literals = [p.contains for p in self.patterns] + [literal_of(pair.opens.pattern) for pair in self.pairs]
-        found = {rare_end(literal) for literal in [*literals, *more] if literal}
-        return re.compile("|".join(re.escape(literal) for literal in sorted(found)).encode())
+        return re.compile(by_first_letter({*self.gates(), *more}).encode())
+
+    def gates(self) -> set[str]:
+        """Literals of which every known line has one."""
+        opens = [literal_of(pair.opens.pattern) for pair in self.pairs]
+        return {literal for p in self.patterns for literal in p.gate or (rare_end(p.contains),)} | set(opens)
 
     def opens_pair(self, line: str) -> bool:
         """Whether a line is the first of two."""
@@ -189,8 +191,22 @@ def rare_end(literal: str) -> str:
     >>> rare_end("dropped by NVRM: Xid"), rare_end("table full")
     ('NVRM: Xid', 'table full')
     """
-    starts = [i for i, c in enumerate(literal) if c not in COMMON and len(literal) - i >= GATE_CHARS]
+    starts = [i for i, c in enumerate(literal) if c in RARE and len(literal) - i >= GATE_CHARS]
     return literal[starts[0] :] if starts else literal
+
+
+def by_first_letter(literals: Iterable[str]) -> str:
+    """An expression for any of the literals; those with the same first letter share a branch, of which there are few to try then.
+
+    Examples
+    --------
+    >>> by_first_letter(["ab", "ac", "x"])
+    'a(?:b|c)|x(?:)'
+    """
+    ends: dict[str, list[str]] = {}
+    for literal in sorted(literals):
+        ends.setdefault(literal[0], []).append(re.escape(literal[1:]))
+    return "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in ends.items())
 
 
 def literal_of(regex: str) -> str:
@@ -241,7 +257,7 @@ def _pattern(entry: Mapping[str, Any]) -> Pattern:
             raise ConfigError(f"pattern {name!r} has no {key!r}")
     fold = tuple(entry["fold"]) if "fold" in entry else None
     return Pattern(name, entry["contains"], _regex(name, entry["regex"]), entry["code"], _severity(name, entry.get("severity", "")),
-                   entry.get("by", ""), levels, when, fold, str(entry.get("source", "")))  # fmt: skip
+                   entry.get("by", ""), levels, when, fold, str(entry.get("source", "")), tuple(entry.get("gate", ())))  # fmt: skip
 
 
 def _pair(entry: Mapping[str, Any]) -> Pair:
@@ -262,7 +278,3 @@ def _severity(name: str, text: str) -> str:
     if text not in SEVERITIES:
         raise ConfigError(f"pattern {name!r}: severity {text!r}, expected one of {', '.join(SEVERITIES)}")
     return text
-
-
-def _without_names(regex: str) -> str:
-    return re.sub(r"\(\?P<\w+>", "(?:", regex)

@@ -158,11 +158,11 @@ class Desk:
     ) -> None:
         if hit.code.startswith("xid:") and self._told(hit):
             return
-        event = self._event(channel, text, hit, said, extra or {})
-        admitted = self._folder.admit(f"{channel.name}\x1f{hit.fold_key}", event, self._context.clock.monotonic_ns())
+        key, now_ns = f"{channel.name}\x1f{hit.fold_key}", self._context.clock.monotonic_ns()
         self.spoke = True
-        if admitted is not None:
-            self._context.outlet.log(admitted, urgent=hit.severity == URGENT)
+        if not self._folder.holds(key, channel.name, hit.code, now_ns):
+            event = self._folder.admit(key, self._event(channel, text, hit, said, extra or {}), now_ns)
+            self._context.outlet.log(event, urgent=hit.severity == URGENT)
 
     def _told(self, hit: patterns.Hit) -> bool:
         """Whether the GPU source told this Xid a moment ago, by the driver's word."""

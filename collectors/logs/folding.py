@@ -42,19 +42,23 @@ class Folder:
         self._buckets: dict[str, tuple[float, int]] = {}
         self.dropped: dict[str, int] = {}
 
-    def admit(self, key: str, event: LogEvent, now_ns: int) -> LogEvent | None:
-        """The event to publish now; None when it is folded or over the rate."""
+    def holds(self, key: str, source: str, code: str, now_ns: int) -> bool:
+        """Whether a line is folded into one before it, or is over the rate; it is counted then, and no event need be made of it."""
         fold = self._folds.get(key)
         if fold is not None and now_ns < fold.until_ns:
             fold.repeats += 1
-            return None
-        bucket = f"{event.source}\x1f{event.code}"
-        if not self._take(bucket, now_ns):
-            self.dropped[bucket] = self.dropped.get(bucket, 0) + 1
-            self._refused(event.source)
-            return None
+            return True
+        bucket = f"{source}\x1f{code}"
+        if self._take(bucket, now_ns):
+            return False
+        self.dropped[bucket] = self.dropped.get(bucket, 0) + 1
+        self._refused(source)
+        return True
+
+    def admit(self, key: str, event: LogEvent, now_ns: int) -> LogEvent:
+        """The event to publish, for a line that is not held: it says how many were dropped before."""
         self._folds[key] = _Fold(event, now_ns + self._fold_ns)
-        missed = self.dropped.pop(bucket, 0)
+        missed = self.dropped.pop(f"{event.source}\x1f{event.code}", 0)
         if not missed:
             return event
         return msgspec.structs.replace(event, attributes={**event.attributes, "dropped_before": str(missed)})

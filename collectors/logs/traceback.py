@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from trainwarden.clock import NS_PER_S
 
-HEADS = ("Traceback (most recent call last)", "terminate called", "Fatal Python error")
+HEADS = ("Traceback (most recent", "wing an instance of", "without an active", "Fatal Python error")
+"""What the first line of a failure contains, from a rare letter on: see `collectors.patterns`."""
 WAIT_NS = 2 * NS_PER_S
 MOST_LINES = 500
 MOST_OPEN = 64

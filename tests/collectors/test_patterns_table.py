@@ -65,6 +65,7 @@ def test_every_code_has_a_rule_of_its_own_and_every_pattern_a_source() -> None:
 
 def test_the_gate_lets_every_known_line_through() -> None:
     gate = TABLE.gate()
+    assert [literal for literal in TABLE.gates() if literal[0] not in patterns.RARE] == []
     assert [line for _, expected, line in lines() if expected and not gate.search(line.encode())] == []
     assert gate.search(b"step 120 loss 2.31 grad_norm 0.43 lr 1.5e-4 tokens per second 8123\n") is None
 
@@ -96,3 +97,10 @@ def test_the_literal_is_in_the_expression() -> None:
         )
 
     assert [pattern.name for pattern in TABLE.patterns if not literal(pattern)] == []
+
+
+def test_the_gate_lets_every_captured_line_through_that_the_table_knows() -> None:
+    gate = TABLE.gate()
+    with (FIXTURES / "log-lines" / "labelled.tsv").open(encoding="utf-8", newline="") as file:
+        known = [line for code, _, line in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if code != "-"]
+    assert [line for line in known if not gate.search(line.encode())] == []
