@@ -50,6 +50,7 @@ DEV_COLUMNS = {
     "tx_bytes_per_s": 8, "tx_packets_per_s": 9, "tx_errors_per_s": 10, "tx_dropped_per_s": 11,
 }  # fmt: skip
 ROLES_EVERY_NS = 60 * NS_PER_S
+SPEED_EVERY_NS = 10 * NS_PER_S
 
 
 class NicSource(Source):
@@ -192,6 +193,7 @@ class Links:
         self._clock = context.clock
         self._own: dict[str, tuple[int, bool]] = {}
         self._rail: dict[str, str] = {}
+        self._speeds: dict[str, tuple[int, float]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if context.files.live else None
 
     def state(self, name: str) -> Row:
@@ -205,13 +207,26 @@ class Links:
         flags_text = self._files.text(f"{base}/flags")
         up = up_by_flags(flags_text)
         carrier = self._files.number(f"{base}/carrier")
-        speed = self._files.number(f"{base}/speed") if carrier else None
         return {
             "up": up,
             # the file cannot be read while the interface is switched off
             "carrier": carrier if carrier is not None else (0.0 if up == 0.0 else NAN),
-            "speed_mbps": speed if speed is not None and speed > 0 else NAN,
+            "speed_mbps": self._speed(name, bool(carrier)),
         }
+
+    def _speed(self, name: str, carrier: bool) -> float:
+        """Agreed speed. Asking takes the lock of all interfaces and a word from the adapter's firmware: now and then, and when the
+        carrier comes back.
+        """
+        now_ns = self._clock.monotonic_ns()
+        known = self._speeds.get(name)
+        if not carrier:
+            self._speeds.pop(name, None)
+            return NAN
+        if known is None or now_ns - known[0] >= SPEED_EVERY_NS:
+            speed = self._files.number(f"/sys/class/net/{name}/speed")
+            self._speeds[name] = known = (now_ns, speed if speed is not None and speed > 0 else NAN)
+        return known[1]
 
     def own(self, name: str) -> bool:
         """Whether /sys speaks of this namespace's interface of that name."""

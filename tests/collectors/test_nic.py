@@ -43,6 +43,23 @@ def test_an_interface_that_is_switched_off_has_no_carrier(tmp_path: Path) -> Non
     assert "speed_mbps" not in row
 
 
+def test_a_link_that_came_back_slower_is_seen_at_once_and_any_other_change_within_ten_seconds(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    source = board.build(NicSource)
+
+    def speed(seconds: float) -> float | None:
+        return values(source, board.second(source, seconds), "nic", "eth0").get("speed_mbps")
+
+    assert speed(0) == 1000
+    board.write("/sys/class/net/eth0/speed", "100\n")
+    assert (speed(1), speed(9)) == (1000, 100)
+    carrier(board, 0, 3)
+    assert speed(1) is None
+    board.write("/sys/class/net/eth0/speed", "10\n")
+    carrier(board, 1, 4)
+    assert speed(1) == 10
+
+
 def test_no_interface_is_a_gap(tmp_path: Path) -> None:
     board = bench(tmp_path)
     assert [g.reason for g in board.build(NicSource).sample(0).gaps] == ["no_interfaces"]

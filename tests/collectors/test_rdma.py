@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,30 @@ def test_all_ports_refusing_is_a_gap(tmp_path: Path) -> None:
     source._files = Refusing(board.root, board.clock)
     later(board, source)
     assert [gap.reason for gap in later(board, source).gaps] == ["counters_refused"]
+
+
+class Hanging(Files):
+    """A tree whose counters do not answer until they are let go."""
+
+    let_go = threading.Event()
+
+    def read(self, name: str) -> bytes:
+        if "/counters/" in name:
+            assert Hanging.let_go.wait(60)
+        return super().read(name)
+
+
+def test_counters_that_hang_are_a_gap_and_the_states_go_on(tmp_path: Path) -> None:
+    board = bench(tmp_path, "h100")
+    source = built(board)
+    source._files = Hanging(board.root, board.clock)
+    source.sample(0)
+    sample = board.second(source, 3.0)
+    assert [gap.reason for gap in sample.gaps] == ["counters_hung"]
+    assert values(source, sample, "nic", "mlx5_0/1")["carrier"] == 1
+    Hanging.let_go.set()
+    assert source.settle(60)
+    assert later(board, source).gaps == ()
 
 
 def test_within_the_lifespan_of_the_drivers_cache_it_is_not_asked_again(tmp_path: Path) -> None:
