@@ -53,7 +53,7 @@ def test_docker_json_is_read_too_and_what_is_broken_is_taken_as_it_is() -> None:
     assert joiner(b'{"log": broken') == ("", b'{"log": broken')
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=300),
     cuts=st.lists(st.integers(1, 50), max_size=10),

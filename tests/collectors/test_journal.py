@@ -28,7 +28,7 @@ NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True)
 ENTRIES = st.lists(st.dictionaries(NAMES, st.binary(max_size=200), min_size=1, max_size=6), max_size=5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(entries=ENTRIES, cuts=st.lists(st.integers(1, 40), min_size=1, max_size=20))
 def test_any_entries_in_any_pieces(entries: list[dict[str, bytes]], cuts: list[int]) -> None:
     data, reader, got, at, turn = b"".join(map(exported, entries)), JournalReader(), list[Entry](), 0, 0
@@ -40,7 +40,7 @@ def test_any_entries_in_any_pieces(entries: list[dict[str, bytes]], cuts: list[i
     assert reader.broken == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(pieces=st.lists(st.binary(max_size=300), max_size=10))
 def test_rubbish_never_raises_and_what_follows_an_empty_line_is_read(pieces: list[bytes]) -> None:
     reader = JournalReader()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.logs import flight, ras
@@ -95,6 +95,7 @@ ANY = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(entries=st.lists(ANY, max_size=4), config=ANY)
 def test_odd_records_never_raise_anything_else(entries: list[object], config: object) -> None:
     try:

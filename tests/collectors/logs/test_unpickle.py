@@ -28,7 +28,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(value=PLAIN, protocol=st.sampled_from([2, 4, 5]))
 def test_plain_data_comes_back(value: object, protocol: int) -> None:
     dumped = pickle.dumps(value, protocol=protocol)
@@ -74,7 +74,7 @@ def test_what_is_broken_or_greedy_is_one_sentence(payload: bytes, sentence: str)
         load(payload)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(rubbish=st.binary(max_size=200), start=st.sampled_from([b"", b"\x80\x02", b"\x80\x02}(", b"\x80\x04]("]))
 def test_rubbish_is_an_error_of_ours_or_a_value(rubbish: bytes, start: bytes) -> None:
     with contextlib.suppress(PickleError):
