@@ -206,6 +206,8 @@ def test_counters_become_rates_and_start_again_with_the_driver(board: Callable[.
         (abi.FI_MEMORY_TEMP, U32, 0x7FFFFFF0, "memory_temp_c"),
         (abi.FI_MEMORY_TEMP, U32, 0xFFFFFFFF, "memory_temp_c"),
         (abi.FI_MEMORY_TEMP, U32, 0, "memory_temp_c"),
+        (abi.FI_REMAPPED_COR, U32, 0x7FFFFFF2, "remapped_rows_correctable"),
+        (abi.FI_RECOVERY_ACTION, U32, 0xFFFFFFFF, "recovery_action"),
         (abi.FI_ECC_DBE_VOL, 3, 9223372036854775794, "ecc_uncorrectable_count"),
         (abi.FI_ECC_DBE_VOL, I64, 9223372036854775794, "ecc_uncorrectable_count"),
         (abi.FI_RECOVERY_ACTION, 77, 1, "recovery_action"),
