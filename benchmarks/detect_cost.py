@@ -3,9 +3,9 @@
     python -m benchmarks.detect_cost [--nodes 1250] [--ticks 40] [--families threshold,steps,rules,mesh] [--json FILE]
 
 Each detector sees the same ticks; what is timed is `update` alone (processor time of this process). Names are new objects in every tick,
-as they are when records were decoded, and go through the pipeline's own `Names`, whose cost is shown beside. So is the naive way in the same
-run: one small Python object for each series with a running mean and deviation. Exit code 1 when the families together need more than the
-bar, or memory more than its own.
+as they are when records were decoded, and go through the pipeline's own `Names`, whose cost is shown beside. So is the naive way in the
+same run: one small Python object for each series with a running mean and deviation. Exit code 1 when the families together need more than
+the bar, or memory more than its own.
 """
 
 from __future__ import annotations

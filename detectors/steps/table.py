@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain, compress, groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -211,6 +211,6 @@ def _split(reports: tuple[StepReport, ...], former: dict[str, StepTable]) -> dic
     if len(jobs) <= 1:
         return {job: StepTable(job, reports, former.get(job)) for job in jobs}
     grouped: dict[str, list[StepReport]] = {}
-    for report in reports:
-        grouped.setdefault(report.job, []).append(report)
+    for job, run in groupby(reports, attrgetter("job")):
+        grouped.setdefault(job, []).extend(run)
     return {job: StepTable(job, members, former.get(job)) for job, members in grouped.items()}

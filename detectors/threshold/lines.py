@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.state import Array, decode_state, encode_state
-from detectors.threshold.places import CLIP, Places
+from detectors.threshold.places import CLIP, Ages, Places
 from detectors.threshold.shifts import Shifts
 from detectors.threshold.tails import SHARE, Tails
 
@@ -145,6 +145,7 @@ class Lines:
             np.zeros((rows, columns), np.uint8), np.zeros(rows, np.float32),
         )  # fmt: skip
         self._scratch: list[F32] = []
+        self._ages: tuple[LinesState | None, Ages] = (None, Ages())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -180,6 +181,8 @@ class Lines:
         loads = None if load is None else np.asarray(load, np.float32)
         scores = np.full((2, rows, columns), np.nan, np.float32) if dense else None
         self._drifting: list[NDArray[np.int64]] = []
+        if self._ages[0] is not self.state:
+            self._ages = self.state, Ages()
         found = [
             self._block(grid, loads, phases, common, at, scores) for at in row_blocks(rows, columns, _BLOCK_SERIES)
         ]
@@ -187,6 +190,7 @@ class Lines:
         starts, ends = self._streaks(beyond, grid)
         shifts, settled = self._shifts()
         self.state.age += 1
+        self._ages[1].tick += 1
         return Readings(
             beyond,
             starts,
@@ -267,7 +271,7 @@ class Lines:
         state, places = self.state, self.state.places
         values, phase, load = grid[at], phases[at], None if loads is None else loads[at]
         residual, spread, height, mask, clipped, one, two = self._buffers((values.shape[0], values.shape[1]))
-        places.expect(at, phase, load, self._follows, one, two)
+        places.expect(at, phase, load, self._follows, one, two, self._ages[1])
         np.subtract(values, one, out=residual)
         known = _blank(residual, mask)
         places.breadth(at, self._floor, self._relative, spread)
@@ -286,15 +290,16 @@ class Lines:
         if known is not None:
             values = np.where(known > 0, values, np.float32(0.0))
         places.learn(
-            at, values, residual, clipped, known, state.weight[at], self.settings.forgetting, phase, load, (one, two)
-        )
+            at, values, residual, clipped, known, state.weight[at], self.settings.forgetting, phase, load, (one, two),
+            self._ages[1],
+        )  # fmt: skip
         return points
 
     def _points(self, at: slice, height: F32, known: F32 | None, scratch: F32, dense: bool) -> Points:
         """Points of the block beyond their tail's threshold (`dense`) or far enough out to be beyond their line; the tails learn."""
         tails, seen, age = self.state.tails, self.state.places.seen[at], self.state.age[at]
         warm = self.settings.warm_ticks
-        young = not seen.size or seen.min() < warm
+        young = not seen.size or not self._ages[1].reached(("seen", at.start, 0), seen, warm)
         over = height > tails.level[0, at]
         over |= np.negative(height, out=scratch) > tails.level[1, at]
         counts = np.multiply(1.0 if known is None else known, seen >= warm, out=scratch) if young else known
@@ -398,7 +403,7 @@ class Lines:
                 old, new = getattr(source, name), getattr(target, name)
                 if isinstance(old, np.ndarray):
                     _paste(name, new, old, old_rows, old_columns)
-        self.state, self._scratch = fresh.state, []
+        self.state, self._scratch, self._ages = fresh.state, [], (None, Ages())
 
     def keep(self, rows: NDArray[np.bool_]) -> None:
         """Forget all rows but these."""
@@ -408,7 +413,7 @@ class Lines:
                 if isinstance(old, np.ndarray) and name != "pooled":
                     axis = 1 if isinstance(part, Tails) or name == "walk" else 0
                     setattr(part, name, np.ascontiguousarray(np.compress(rows, old, axis=axis)))
-        self._scratch = []
+        self._scratch, self._ages = [], (None, Ages())
 
 
 def row_blocks(rows: int, columns: int, series: int) -> list[slice]:

@@ -27,6 +27,25 @@ _SIZE_FORGOTTEN = 1e-3
 F32 = NDArray[np.float32]
 
 
+class Ages:
+    """Whether counts that grow by one a tick at most have all reached a number: arrays are asked only when the answer may have changed."""
+
+    def __init__(self) -> None:
+        self.tick = 0
+        self._least: dict[tuple[str, int, int], tuple[float, int]] = {}
+
+    def reached(self, what: tuple[str, int, int], times: F32, number: float) -> bool:
+        """Whether all of `times` are `number` or more. `what` names them: which counts, first row, phase."""
+        least, at = self._least.get(what, (-1.0, self.tick))
+        if least >= number:
+            return True
+        if least >= 0 and least + (self.tick - at) < number:
+            return False
+        least = float(times.min()) if times.size else np.inf
+        self._least[what] = least, self.tick
+        return least >= number
+
+
 class Places(msgspec.Struct):
     """Place, spread and slope of rows × columns series, float32.
 
@@ -66,7 +85,8 @@ class Places(msgspec.Struct):
         return Places(place, placed, self.spread[pick], self.seen[pick], self.size[pick], self.cov[pick], self.load_var[at],
                       self.load_mean[at], self.load_seen[at], self.most)  # fmt: skip
 
-    def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32) -> F32:
+    def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32,
+               ages: Ages | None = None) -> F32:  # fmt: skip
         """Where rows `at` should lie, into `out`.
 
         Parameters
@@ -75,17 +95,22 @@ class Places(msgspec.Struct):
             Per row; load NaN or None = not known, nothing is explained by it.
         follows
             1 per column that load may explain, 0 otherwise; None = all.
+        ages
+            What is remembered of how old rows `at` are, if they are always the same.
         """
-        np.copyto(out, _picked(self.place[at], phase))
-        placed = _picked(self.placed[at], phase)
-        if placed.size and placed.min() == 0.0:
+        place, placed = _picked(self.place[at], phase), _picked(self.placed[at], phase)
+        if not _reached(ages, _placed_in(at, phase), placed, 1.0):
+            np.copyto(out, place)
             self._from_other_phases(at, placed == 0.0, out)
+            place = out
         if load is not None:
             factor = _known(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
             np.multiply(self.cov[at], factor.astype(np.float32)[:, None], out=scratch)
-            if follows is not None:
+            if follows is not None and not follows.all():
                 np.multiply(scratch, follows, out=scratch)
-            np.add(out, scratch, out=out)
+            return np.add(place, scratch, out=out)
+        if place is not out:
+            np.copyto(out, place)
         return out
 
     def _from_other_phases(self, at: slice, unplaced: NDArray[np.bool_], out: F32) -> None:
@@ -101,7 +126,7 @@ class Places(msgspec.Struct):
         return np.maximum(out, self.spread[at], out=out)
 
     def learn(self, at: slice, values: F32, residual: F32, clipped: F32, known: F32 | None, weight: F32, usual_weight: float,
-              phase: Array, load: F32 | None, scratch: tuple[F32, F32]) -> None:  # fmt: skip
+              phase: Array, load: F32 | None, scratch: tuple[F32, F32], ages: Ages | None = None) -> None:  # fmt: skip
         """Move rows `at` towards the newest values.
 
         Parameters
@@ -112,45 +137,50 @@ class Places(msgspec.Struct):
             1 or 0 per series, None = all known; `weight` is the gain per series once it is old, `usual_weight` that of most.
         """
         gain, step = scratch
-        seen = self.seen[at]
-        if seen.size and seen.min() < _YOUNG:
+        seen, rows = self.seen[at], at.start or 0
+        if not _reached(ages, ("seen", rows, 0), seen, _YOUNG):
             np.copyto(clipped, residual, where=seen < _YOUNG)
         place, placed = _picked(self.place[at], phase), _picked(self.placed[at], phase)
-        usual = self._aged_gain(placed, weight, usual_weight, known, gain)
+        key = _placed_in(at, phase)
+        usual = self._aged_gain(placed, weight, usual_weight, known, gain, _reached(ages, key, placed, self.most))
         np.multiply(usual, clipped, out=step)
-        np.add(place, step, out=step)
-        if usual is gain and placed.size and placed.min() == 0.0:
+        if key is None or (usual is gain and not _reached(ages, key, placed, 1.0)):
+            np.add(place, step, out=step)
             np.copyto(step, values, where=placed == 0.0)
-        _put(self.place[at], phase, step)
+            _put(self.place[at], phase, step)
+            place = step
+        else:
+            np.add(place, step, out=place)
         size = self.size[at]
         np.multiply(size, np.float32(1.0 - _SIZE_FORGOTTEN), out=size)
-        np.maximum(size, np.abs(step, out=step), out=size)
+        np.maximum(size, np.abs(place, out=step), out=size)
         if usual is gain:
             _put(self.placed[at], phase, self._counted(placed, known, step))
-        self._learn_spread(at, clipped, known, weight, usual_weight, gain, step)
+        old = _reached(ages, ("seen", rows, 0), seen, self.most)
+        known_once = _reached(ages, ("seen", rows, 0), seen, 1.0)
+        self._learn_spread(at, clipped, known, weight, usual_weight, (gain, step), old, known_once)
         if load is not None:
             self._learn_load(at, clipped, load, step)
 
-    def _learn_spread(
-        self, at: slice, clipped: F32, known: F32 | None, weight: F32, usual_weight: float, gain: F32, step: F32
-    ) -> None:
-        seen, spread = self.seen[at], self.spread[at]
-        usual = self._aged_gain(seen, weight, usual_weight, known, gain)
+    def _learn_spread(self, at: slice, clipped: F32, known: F32 | None, weight: F32, usual_weight: float, scratch: tuple[F32, F32],
+                      old: bool, known_once: bool) -> None:  # fmt: skip
+        (gain, step), seen, spread = scratch, self.seen[at], self.spread[at]
+        usual = self._aged_gain(seen, weight, usual_weight, known, gain, old)
         np.multiply(np.abs(clipped, out=step), np.float32(_MEAN_DEVIATION_TO_SIGMA), out=step)
         np.subtract(step, spread, out=step)
         np.multiply(step, usual, out=step)
-        if usual is gain and seen.size and seen.min() < 1.0:
+        if usual is gain and not known_once:
             np.copyto(step, np.float32(0.0), where=seen < 1.0)
         np.add(spread, step, out=spread)
         if usual is gain:
             np.copyto(seen, self._counted(seen, known, step))
 
-    def _aged_gain(self, times: F32, weight: F32, usual_weight: float, known: F32 | None, out: F32) -> F32:
+    def _aged_gain(self, times: F32, weight: F32, usual_weight: float, known: F32 | None, out: F32, old: bool) -> F32:
         """weight · max(1, 1 / (usual weight · (times + 1))) where known: a plain mean at first, forgetting later.
 
-        In `out`, or `weight` itself when all series are known and old.
+        In `out`, or `weight` itself when all series are known and `old`.
         """
-        if known is None and times.size and times.min() >= self.most:
+        if known is None and old:
             return weight
         np.add(times, np.float32(1.0), out=out)
         np.multiply(out, np.float32(usual_weight), out=out)
@@ -174,6 +204,17 @@ class Places(msgspec.Struct):
         np.add(cov, step, out=cov)
         self.load_var[at] += pace * (shift * shift - self.load_var[at])
         self.load_mean[at] += pace * shift
+
+
+def _placed_in(at: slice, phase: Array) -> tuple[str, int, int] | None:
+    """Name of the counts of rows `at` in their phase; None when they are in several."""
+    return ("placed", at.start or 0, int(phase[0])) if len(phase) and (phase == phase[0]).all() else None
+
+
+def _reached(ages: Ages | None, what: tuple[str, int, int] | None, times: F32, number: float) -> bool:
+    if ages is not None and what is not None:
+        return ages.reached(what, times, number)
+    return not times.size or float(times.min()) >= number
 
 
 def _known(values: F32) -> F32:

@@ -26,6 +26,9 @@ _LEAST_RUN = 10.0
 _DOUBTS = np.float32(4.0)
 """So many repeats are taken to have been followed by another as often as the fourth root says of how often there are any: a series that
 repeats itself at all may come in steps."""
+_LONGER = np.float32(2.5)
+"""A run must be so many times as long as any before it: runs of what drifts slowly are longer than independent repeats are."""
+_MOST_OF_COLUMN = 0.98
 LOOK_EVERY = 4
 """Ticks between two looks at a series; a quarter of the rows is looked at each tick."""
 _LEAST_RISES, _FALLS_FORGOTTEN = 20.0, np.float32(0.9999)
@@ -47,7 +50,8 @@ class Broken:
 class Stillness(msgspec.Struct):
     """What is usual for rows × columns series, in looks: how often each was `judged` and repeated itself (`repeats`), how often its row
     had `looks` and it was missing (`gaps`), its present runs of either (`run`, `away`), moves up and down (`rises`, `falls`; the latter
-    slowly forgotten): a series that only ever rose is a counter. `begun` and `left` count the runs of repeats and of absence.
+    slowly forgotten): a series that only ever rose is a counter. `begun` and `left` count the runs of repeats and of absence,
+    `longest` is the longest run of repeats that ended.
     """
 
     last: Array
@@ -61,6 +65,7 @@ class Stillness(msgspec.Struct):
     falls: Array
     begun: Array
     left: Array
+    longest: Array
 
     @classmethod
     def of(cls, rows: int, columns: int) -> Stillness:
@@ -69,7 +74,7 @@ class Stillness(msgspec.Struct):
         def filled(value: float) -> F32:
             return np.full((rows, columns), value, np.float32)
 
-        return cls(filled(np.nan), *(filled(0) for _ in range(10)))
+        return cls(filled(np.nan), *(filled(0) for _ in range(11)))
 
     def due(self, tick: int) -> slice:
         """Rows that are looked at in a tick."""
@@ -82,6 +87,8 @@ class Stillness(msgspec.Struct):
         ranges = [slice(due.start + at.start, due.start + at.stop) for at in blocks]
         resets = [self._block(values[at], at) for at in ranges]
         stuck, stuck_score = self._unlikely(due, risk, self.run, self.repeats, self.begun, self.judged)
+        long = self._longer_than_any(stuck)
+        stuck, stuck_score = stuck[long], stuck_score[long]
         absent, absent_score = self._unlikely(due, risk, self.away, self.gaps, self.left, self.looks)
         reset = np.concatenate(resets) if resets else np.zeros((0, 2), np.int64)
         return Broken(stuck, stuck_score, absent, absent_score, reset)
@@ -94,6 +101,8 @@ class Stillness(msgspec.Struct):
         same = change == 0
         moved = moved_up | moved_down
         run, away, judged, looks = self.run[at], self.away[at], self.judged[at], self.looks[at]
+        longest = self.longest[at]
+        np.maximum(longest, run, out=longest, where=moved)
         np.copyto(run, np.float32(0.0), where=moved)
         # adding flags to numbers converts them anew each time
         repeated = same.astype(np.float32)
@@ -110,7 +119,7 @@ class Stillness(msgspec.Struct):
             np.copyto(away, np.float32(0.0), where=known)
             self.gaps[at] += missing
         looks += np.float32(1.0)
-        _halved(judged, self.repeats[at], self.begun[at])
+        _halved(judged, self.repeats[at], self.begun[at], longest)
         _halved(looks, self.gaps[at], self.left[at])
         resets = self._resets(values, last, moved_up, moved_down, at)
         np.copyto(last, values, where=known)
@@ -130,6 +139,15 @@ class Stillness(msgspec.Struct):
         found = np.argwhere(deep)
         found[:, 0] += at.start
         return found
+
+    def _longer_than_any(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which runs of repeats are far longer than those that ended, of the series and of most in its column."""
+        row, column = pairs[:, 0], pairs[:, 1]
+        usual = self.longest[row, column]
+        for number in np.unique(column).tolist():
+            like = np.quantile(self.longest[:, number], _MOST_OF_COLUMN)
+            usual[column == number] = np.maximum(usual[column == number], like)
+        return np.asarray(self.run[row, column] >= _LONGER * usual)
 
     @property
     def nbytes(self) -> int:

@@ -70,7 +70,7 @@ def test_a_node_that_stays_stuck_when_the_others_go_on_is_named() -> None:
     everybody = Scene(host={(number, "cpu_busy_ratio"): 0.613 for number in range(NODES)})
     first = Scene(host={(0, "cpu_busy_ratio"): 0.613})
     made = SyntheticCluster(NODES, seed=2).frames(
-        160, lambda second: None if second < 80 else everybody if second < 130 else first
+        220, lambda second: None if second < 80 else everybody if second < 110 else first
     )
     assert said(StaleSeriesDetector(), made) == {"n0/host/host.cpu_busy_ratio"}
 
