@@ -22,6 +22,7 @@ from detectors.series.trends import (
     gamma_of_rates,
     gauss_line,
     growth,
+    is_step,
     largest_jump,
     paired_slope,
 )
@@ -147,6 +148,7 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
     rows = np.flatnonzero((np.nan_to_num(z) >= line) & np.isfinite(usual))
     late = paired_slope(values[rows, length // 2 :])
     steady = (largest_jump(values[rows]) <= _STEP_SHARE * moves[rows]) & (late >= _LATE_SHARE * slope[rows])
+    steady &= ~is_step(values[rows])
     rows, rise = rows[steady], np.maximum(late[steady], 1e-12)
     time_s = np.maximum(away[rows], 0.0) / rise * bucket_s
     deviations = line * _TAIL_MARGIN

@@ -42,6 +42,33 @@ def largest_jump(values: NDArray[Any]) -> F64:
     return np.asarray(np.where(np.isfinite(rises), rises, 0.0).max(axis=1, initial=0.0))
 
 
+def is_step(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Rows (boolean) that one step describes better than a curve: a level that changed once heads nowhere.
+
+    Two levels and the place of the change have three parameters, as a parabola has; the smaller sum of squares is believed. Dips of one or
+    two columns are taken out before.
+
+    Examples
+    --------
+    >>> ramp = np.linspace(0.0, 6.0, 24)
+    >>> is_step(np.stack([ramp, 6.0 * (ramp > 4.0), ramp**3])).tolist()
+    [False, True, False]
+    """
+    return np.array([_is_step(row[np.isfinite(row)].astype(np.float64)) for row in values], dtype=np.bool_)
+
+
+def _is_step(known: F64) -> bool:
+    if len(known) < 8:
+        return False
+    level = np.median(np.lib.stride_tricks.sliding_window_view(known, 5), axis=1)
+    level = level - level.mean()
+    time = np.linspace(-1.0, 1.0, len(level))
+    curve = float(((level - np.polyval(np.polyfit(time, level, 2), time)) ** 2).sum())
+    count, before = np.arange(1, len(level)), np.cumsum(level)[:-1]
+    explained = before**2 / count + before**2 / (len(level) - count)
+    return float((level**2).sum() - explained.max()) < curve
+
+
 def excess_p(recent: NDArray[Any], recent_s: NDArray[Any], past: NDArray[Any], past_s: NDArray[Any]) -> F64:
     """Probability of `recent` or more events in `recent_s` when the rate is that of `past` events in `past_s`: exact.
 

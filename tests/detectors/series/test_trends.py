@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from detectors.series.trends import dispersion, excess_p, gamma_of_rates, gauss_line, growth, largest_jump, paired_slope
+from detectors.series.trends import (
+    dispersion,
+    excess_p,
+    gamma_of_rates,
+    gauss_line,
+    growth,
+    is_step,
+    largest_jump,
+    paired_slope,
+)
 
 
 def one(value: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -96,3 +105,26 @@ def test_the_spread_of_rates_is_that_of_the_parts() -> None:
 def test_the_line_of_a_risk() -> None:
     assert gauss_line(0.5) == pytest.approx(0.0)
     assert stats.norm.sf(gauss_line(1e-9)) == pytest.approx(1e-9)
+
+
+@pytest.mark.parametrize("at", [9, 15, 22])
+@pytest.mark.parametrize("then_per_h", [0.0, 4.0])
+def test_a_step_in_noise_is_a_step_wherever_it_lies_and_even_if_a_drift_follows(at: int, then_per_h: float) -> None:
+    rng, minute = np.random.default_rng([at, int(then_per_h)]), np.arange(30)
+    level = 6.0 * (minute >= at) + then_per_h / 60.0 * np.maximum(minute - at, 0)
+    assert is_step(level + 0.5 * rng.normal(size=(20, 30))).all()
+
+
+@pytest.mark.parametrize("course", ["ramp", "climb", "late"])
+def test_what_goes_on_rising_is_no_step(course: str) -> None:
+    rng, share = np.random.default_rng(5), np.linspace(0.0, 1.0, 30)
+    level = {
+        "ramp": share, "climb": np.expm1(3.0 * share) / np.expm1(3.0), "late": np.maximum(share - 0.4, 0.0) / 0.6,
+    }[course]  # fmt: skip
+    rows = 8.0 * level + 0.5 * rng.normal(size=(20, 30))
+    rows[:, [7, 8]] -= 5.0  # a dip of two minutes, as when a checkpoint is written
+    assert not is_step(rows).any()
+
+
+def test_too_few_points_are_no_step() -> None:
+    assert not is_step(np.array([[0.0] * 3 + [9.0] * 4 + [np.nan] * 20])).any()
