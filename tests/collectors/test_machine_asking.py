@@ -35,7 +35,8 @@ def test_an_answer_is_kept_until_it_is_stale_and_asked_again_when_it_is_time() -
     block.set()
     assert question.settle(60)
     newest = question.newest()
-    assert newest is None or newest.value == 2
+    assert newest is not None
+    assert newest.value >= 2  # the answer that came late, or that of the question just begun
     assert question.settle(60)
 
 
