@@ -10,7 +10,7 @@ LAUNCHER = re.compile(
     r"""\s{0,8}(?:
         \[(?P<role>[A-Za-z_]{1,32})(?P<number>\d{1,7})\]:\ ?          # torchrun: [rank3]: and [default0]:
       | (?P<task>\d{1,7}):\                                          # srun --label
-      | (?P<worker>(?:[\w.]{1,64}-){0,8}worker-(?P<index>\d{1,7})):\ ?    # DeepSpeed over pdsh, pods of an operator
+      | (?P<worker>(?:[\w.]{1,32}-){0,8}worker-(?P<index>\d{1,7})):\ ?    # DeepSpeed over pdsh, pods of an operator
       | \((?P<actor>[\w.:]{1,64})\ pid=(?P<pid>\d{1,9})(?:,\ ip=(?P<ip>[0-9a-fA-F.:]{2,45}))?\)\ ?   # Ray
     )""",
     re.VERBOSE,

@@ -27,7 +27,7 @@ _DEEPSPEED = re.compile(r"\[Rank \d{1,8}\] step=(?P<step>\d{1,12}), skipped=(?P<
 _DEEPSPEED_RATE = re.compile(
     rf"(?:global_step=|\s\d{{1,9}}/)(?P<step>\d{{1,12}}), (?:RunningAvgSamplesPerSec={_N}, Curr)?SamplesPerSec=(?P<rate>{_N})"
 )
-_BATCH = re.compile(r"^\s{0,40}(?:\[[^\]]{0,80}\]\s{0,4}){0,6}train_batch_size \.{3,80} (?P<batch>\d{1,12})")
+_BATCH = re.compile(r"^\s{0,40}(?:\[.{0,200}\] {0,4})?train_batch_size \.{3,80} (?P<batch>\d{1,12})")
 _HF = re.compile(rf"\{{'loss': '?(?P<loss>{_N})'?(?P<rest>.*)")
 _HF_PART = re.compile(rf"'grad_norm': '?(?P<value>{_N})")
 _BAR = re.compile(
