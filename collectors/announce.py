@@ -122,8 +122,11 @@ def event_origin(claims: Iterable[Claim]) -> str:
 
 
 def origins_of(claims: dict[str, Claim]) -> str:
-    """``"leaf=scheduler:slurm rack=operator:inventory"``: whose word each attribute is."""
-    return " ".join(f"{key}={claim.origin}:{claim.source}" for key, claim in claims.items())
+    """``"scheduler:slurm=leaf,spine operator:configuration=rack"``: whose words the attributes are."""
+    found: dict[str, list[str]] = {}
+    for key, claim in claims.items():
+        found.setdefault(f"{claim.origin}:{claim.source}", []).append(key)
+    return " ".join(f"{whose}={','.join(keys)}" for whose, keys in found.items())
 
 
 def rank_device(state: RankState, facts: Facts) -> str:

@@ -22,6 +22,7 @@ REASONS = {
     "no_rail_address": "set collector.rail_address",
     "error": "failed: see the log",
 }
+FACTS_SHOWN = 12
 HARMLESS = ("not_started", "no_rail_address", "missing")
 """Gaps that a look from outside a running agent always has, or that only mean that the thing is not here."""
 
@@ -151,7 +152,9 @@ def screen(seen: Look) -> str:
     parts = [f"node {seen.node}: {os.cpu_count()} processors, {seen.context.facts.gpus} accelerators"]
     parts += [f"  {part}" for explained in explanations(seen) if explained.found for part in explained.found]
     facts = seen.context.facts.board.merged("node")
-    parts += [f"  {key}: {claim.value[:120]} ({claim.origin}, {claim.source})" for key, claim in facts.items()]
+    shown = sorted(facts.items(), key=lambda item: item[1].standing)[:FACTS_SHOWN]
+    parts += [f"  {key}: {claim.value[:120]} ({claim.origin}, {claim.source})" for key, claim in shown]
+    parts += [f"  and {len(facts) - len(shown)} more facts, in collect --once"] if len(facts) > len(shown) else []
     silent = [explained.source for explained in explanations(seen) if explained.on and not explained.found]
     parts.append(f"  nothing here for: {', '.join(silent) or 'no source'}")
     parts += [f"! {finding.where}: {finding.what}" for finding in wrong] or ["nothing looks wrong"]

@@ -293,7 +293,7 @@ def test_precedence_of_all_origins_and_whose_word_it_is(tmp_path: Path) -> None:
     assert (first.origin, first.entity) == ("scheduler", "node:n0")
     assert first.attributes == {
         "leaf": "leaf1", "rack": "r7", "uplinks": "x=sw9", "zone": "z",
-        "origins": "leaf=scheduler:slurm rack=operator:configuration uplinks=discovered:fabric zone=inferred:guess",
+        "origins": "scheduler:slurm=leaf operator:configuration=rack discovered:fabric=uplinks inferred:guess=zone",
     }  # fmt: skip
     assert second.valid_from_ns == first.valid_from_ns, "what has not changed holds since then"
     told = [
