@@ -10,10 +10,11 @@ from trainwarden.clock import NS_PER_S, SimulatedClock
 
 def test_an_answer_is_kept_until_it_is_stale_and_asked_again_when_it_is_time() -> None:
     clock, asked = SimulatedClock(), []
-    block = threading.Event()
+    block, begun = threading.Event(), threading.Event()
 
     def ask() -> int:
         asked.append(clock.monotonic_ns())
+        begun.set()
         assert block.wait(60)
         return len(asked)
 
@@ -25,8 +26,10 @@ def test_an_answer_is_kept_until_it_is_stale_and_asked_again_when_it_is_time() -
     assert first is not None
     assert (first.value, len(asked)) == (1, 1)
     block.clear()
+    begun.clear()
     clock.advance_ns(10 * NS_PER_S)
     assert question.newest() is first  # the next one is open
+    assert begun.wait(60)
     clock.advance_ns(14 * NS_PER_S)
     assert question.newest() is first
     assert (question.waiting_s, len(asked)) == (14, 2)  # one question, one thread
