@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from collectors.accelerators import BY_DCGM, GPU, NAMES, SIGNALS, packed
 from collectors.base import Sample
 from collectors.nvidia import abi, decode, wire
+from collectors.nvidia.crew import Crew
 from collectors.nvidia.fields import FAST, MEDIUM, READINGS, SLOW, Batch, fields_of
 from collectors.nvidia.library import Library
 from collectors.nvidia.parent import BACKOFF_MAX_S, Keeper
@@ -339,6 +341,28 @@ def test_the_library_and_the_kernel_log_are_merged_through_the_sources(tmp_path:
         ("nvidia", "xid:62", "critical", True)
     ]
     logs.close()
+
+
+class Waits:
+    """A job that hangs until another one was done."""
+
+    def __init__(self, before: threading.Event | None, after: threading.Event) -> None:
+        self.busy_since_ns = 0
+        self._before, self._after = before, after
+        self.runs = 0
+
+    def run(self) -> None:
+        if self._before is not None:
+            self._before.wait(600)
+        self.runs += 1
+        self._after.set()
+
+
+def test_jobs_behind_one_that_hangs_are_done_in_the_same_turn() -> None:
+    second_done, first_done = threading.Event(), threading.Event()
+    first, second = Waits(second_done, first_done), Waits(None, second_done)
+    Crew().turn([first, second], timeout_s=30)
+    assert (first.runs, second.runs) == (1, 1), "the second waited for the first, which waited for it"
 
 
 # --- the child ----------------------------------------------------------------------------------------------------------------------
