@@ -21,7 +21,8 @@ class Block(msgspec.Struct):
     """What one block of steps says about each rank. Arrays over ranks, milliseconds, float32 (many blocks are kept).
 
     `step_ms` and `data_ms` are the middle of all ranks: the step, and its wait for input.
-    `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other peers' median.
+    `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other peers' median. `slowest` counts the
+    `steps` in which a rank was farther behind its usual place than all peers that nobody suspects.
     """
 
     start_ns: int
@@ -32,6 +33,34 @@ class Block(msgspec.Struct):
     excess: Array
     data_excess: Array
     wait_excess: Array
+    steps: int = 0
+    slowest: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+
+def slowest_of_peers(behind: Floats, suspected: Array, groups: Groups) -> Array:
+    """In how many steps each rank was behind all its peers; what suspected ranks do stands in nobody's light.
+
+    Parameters
+    ----------
+    behind
+        Distance from the usual place, steps × ranks, NaN where unknown.
+    suspected
+        Ranks (boolean) that the others need not beat.
+
+    Examples
+    --------
+    >>> behind = np.array([[0.0, 3.0, 9.0], [1.0, 0.0, 9.0]])
+    >>> slowest_of_peers(behind, np.array([False, False, True]), [np.arange(3)])
+    array([1, 1, 2], dtype=int32)
+    """
+    order = np.concatenate(groups)
+    starts = np.cumsum([0, *(len(members) for members in groups[:-1])])
+    known = np.where(np.isnan(behind), -np.inf, behind)[:, order]
+    most = np.maximum.reduceat(np.where(suspected[order], -np.inf, known), starts, axis=1)
+    sizes = np.diff([*starts, len(order)])
+    found = np.zeros(behind.shape[1], dtype=np.int32)
+    found[order] = ((known >= np.repeat(most, sizes, axis=1)) & np.isfinite(known)).sum(axis=0)
+    return found
 
 
 def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:

@@ -12,12 +12,13 @@ from typing import ClassVar
 
 import msgspec
 import numpy as np
+from scipy.special import bdtrc
 
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps import stalls as singular
 from detectors.steps.assembly import DURATION, MAX_VICTIMS, Assembly, JointStep
-from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold
+from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold, slowest_of_peers
 from detectors.steps.peers import Floats, Groups, excess_in_groups, is_pipelined, peer_groups
 from detectors.steps.silence import forget_silent
 from detectors.steps.stalls import Stall
@@ -54,6 +55,10 @@ class StragglerSettings:
     steady_share: float = option(
         0.7, "share of the blocks of the stretch that must show it: two bad ones around a calm are no slow rank"
     )
+    order_risk: float = option(
+        1e-5, "it must be the slowest of its peers in so many steps as chance gives any of them with this probability"
+    )
+    order_steps: int = option(12, "so many steps in a row are enough for that, however few the peers are")
     stall_window_s: float = option(
         24.0, "window for stalls: single steps far beyond what the ranks of the job show now and then"
     )
@@ -132,7 +137,7 @@ class StragglerDetector(Detector):
 
     name = "straggler"
     kinds = ("compute_slow", "data_slow", "job_slow")
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     false_alarms_per_node_day: ClassVar[float] = 0.02
     Settings = StragglerSettings
     settings: StragglerSettings
@@ -210,7 +215,10 @@ class StragglerDetector(Detector):
             state.usual.learn(block, np.zeros(len(state.keys), dtype=np.bool_), self.settings.forgetting)
             self._compare_with_peers(state)
             return []
+        suspected = self._frozen(state)
         self._advance(state, block)
+        block.steps = len(steps)
+        block.slowest = slowest_of_peers(excess - state.usual.excess, suspected, state.groups)
         self._count_stalls(state, steps, excess)
         verdicts = self._blame_steady(state, block) + self._blame_stalls(state, block) + self._blame_job(state, block)
         verdicts += self._review(state, block)
@@ -289,6 +297,8 @@ class StragglerDetector(Detector):
             state, [int(r) for r in suspects if self._is_guilty(state, block, int(r))]
         ):
             run = self._run(state, rank)
+            if not self._is_no_chance(state, run, rank):
+                continue
             excess = _mean_over(run, "excess", rank) - float(state.usual.excess[rank])
             data_ms = _mean_over(run, "data_excess", rank)
             kind = "data_slow" if data_ms > 0.5 * excess else "compute_slow"
@@ -324,6 +334,18 @@ class StragglerDetector(Detector):
             return False
         costs = excess >= settings.least_share * step_ms and self._is_waited_for(state, run, rank)
         return costs and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
+
+    def _is_no_chance(self, state: JobState, run: list[Block], rank: int) -> bool:
+        """Whether it was the slowest of its peers more often than drawing lots would make it.
+
+        If nobody is slow for a reason of his own, each step is as likely to hit any peer, whatever its times are distributed like and
+        however restless the job is just now: the count is binomial. Blocks of the warm-up count no steps.
+        """
+        size = next(len(members) for members in state.groups if rank in members)
+        steps = sum(block.steps for block in run)
+        hits = sum(int(block.slowest[rank]) for block in run if block.steps)
+        chance = float(bdtrc(hits - 1, steps, 1.0 / size)) if hits else 1.0
+        return size * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps))
 
     def _is_waited_for(self, state: JobState, run: list[Block], rank: int) -> bool:
         """Whether it needs as long as the slowest of those that are as ever: a rank that still waits for others costs nothing."""

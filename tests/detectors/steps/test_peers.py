@@ -90,6 +90,24 @@ def test_several_nodes_that_become_slow_together_have_a_shared_cause(attributes:
     assert straggler(local, attributes) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_that_becomes_restless_has_no_culprit(seed: int) -> None:
+    """Calm first, then one step in two hits somebody hard, by lot: some rank is always ahead of its usual place for a while."""
+    random = np.random.default_rng(seed)
+    local = local_times(900, 10)
+    late = random.lognormal(0.0, 1.2, (600, 10)) * (random.random((600, 1)) < 0.5)
+    local[300:] *= 1.0 + late
+    assert [said for said in straggler(local) if said != ("job_slow", JOB)] == []
+
+
+def test_two_that_become_slow_one_after_the_other_are_both_named_the_lesser_one_too() -> None:
+    """The greater is the slowest in every step: once it is suspected it stands in nobody's light."""
+    local = local_times(200, 8)
+    local[60:, 1] *= 2.0
+    local[90:, 5] *= 1.4
+    assert straggler(local) == [("compute_slow", "n1"), ("compute_slow", "n5")]
+
+
 def test_more_work_excuses() -> None:
     local = local_times(120, 4)
     local[60:, 2] *= 1.5
