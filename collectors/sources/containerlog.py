@@ -61,7 +61,7 @@ class ContainerLogSource(Source):
         )
         limit: int = option(256, "logs followed at most; those beyond it are a gap")
         find_every_s: float = option(10.0, "cadence of looking for new logs")
-        poll_ms: int = option(500, "cadence of looking for new lines")
+        poll_ms: int = option(1000, "cadence of looking for new lines")
         bytes_per_poll: int = option(8 * 1024 * 1024, "read in one look at most")
         budget_ms: int = option(25, "time for one look: a flood of lines waits in its file")
         fold_s: float = option(5.0, "identical lines within this time are one event with a count")
