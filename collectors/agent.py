@@ -288,7 +288,7 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     node, collector = node_name(config), config.collector
     if bus is None:
         connect(
-            config.kafka.url
+            config.kafka
         )  # nothing is sent yet: an address that is none is told now, an absent broker is waited for
     spool_directory = config.path(collector.spool_directory, node, "spool")
     metrics = Metrics("collector")
@@ -303,7 +303,7 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     sources = build_sources(source_tables(config, node, config.path(collector.socket, node, "hook.sock")), context)
 
     def reach() -> Bus:
-        return bus or connect(config.kafka.url)
+        return bus or connect(config.kafka)
 
     sender = Sender(reach, spool, clock, metrics)
     announcer = Announcer(

@@ -345,7 +345,7 @@ class StragglerDetector(Detector):
         steps = sum(block.steps for block in run)
         hits = sum(int(block.slowest[rank]) for block in run if block.steps)
         chance = float(bdtrc(hits - 1, steps, 1.0 / size)) if hits else 1.0
-        return size * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps))
+        return bool(size * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps)))
 
     def _is_waited_for(self, state: JobState, run: list[Block], rank: int) -> bool:
         """Whether it needs as long as the slowest of those that are as ever: a rank that still waits for others costs nothing."""

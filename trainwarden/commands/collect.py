@@ -88,7 +88,7 @@ def _tell(config: Config, tell: str, nodes: str, ttl: str, author: str, comment:
         check(order)
     except OrderError as error:
         raise UsageError(f"--tell {tell} --nodes {nodes!r}: {error}") from None
-    publisher = connect(config.kafka.url).publisher()
+    publisher = connect(config.kafka).publisher()
     try:
         publisher.publish(topics.CONTROL.name, order.key.encode(), encode(order))
         publisher.flush(10.0)
