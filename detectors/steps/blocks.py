@@ -71,9 +71,12 @@ def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:
     last = steps[-1]
     end_ns = last.started_at_ns + int(np.nan_to_num(_median(durations[-1])) * 1e6)
     data, wait = excess_in_groups(np.nan_to_num(values[:, DATA]), groups), excess_in_groups(values[:, WAIT], groups)
-    parts = (_middle(part) for part in (values[:, LOCAL], excess, data, wait))
+    local, behind, behind_data, behind_wait = (_middle(part) for part in (values[:, LOCAL], excess, data, wait))
     waits = float(np.nan_to_num(_median(values[:, DATA])))
-    return Block(steps[0].started_at_ns, end_ns, _median(durations), waits, *parts), excess
+    block = Block(
+        steps[0].started_at_ns, end_ns, _median(durations), waits, local, behind, behind_data, behind_wait, len(steps)
+    )
+    return block, excess
 
 
 def divided_by_work(step: JointStep, groups: Groups) -> JointStep:

@@ -217,7 +217,6 @@ class StragglerDetector(Detector):
             return []
         suspected = self._frozen(state)
         self._advance(state, block)
-        block.steps = len(steps)
         block.slowest = slowest_of_peers(excess - state.usual.excess, suspected, state.groups)
         self._count_stalls(state, steps, excess)
         verdicts = self._blame_steady(state, block) + self._blame_stalls(state, block) + self._blame_job(state, block)
@@ -342,8 +341,9 @@ class StragglerDetector(Detector):
         however restless the job is just now: the count is binomial. Blocks of the warm-up count no steps.
         """
         size = next(len(members) for members in state.groups if rank in members)
-        steps = sum(block.steps for block in run)
-        hits = sum(int(block.slowest[rank]) for block in run if block.steps)
+        counted = [block for block in run if len(block.slowest)]
+        steps = sum(block.steps for block in counted)
+        hits = sum(int(block.slowest[rank]) for block in counted)
         chance = float(bdtrc(hits - 1, steps, 1.0 / size)) if hits else 1.0
         return bool(size * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps)))
 
