@@ -21,7 +21,7 @@ from trainwarden.records import Catalog, Incident, LogEvent, Placement, Reach, R
 DATA = Path(__file__).parent / "data"
 CONFIG = Config()
 DELAY_S = {"kill9": 2.0, "sigstop": 5.0}
-EVERY_OTHER_DELAY_S = 20.0
+EVERY_OTHER_DELAY_S = 15.0
 KINDS = frozenset({"rank_killed", "rank_frozen", "compute_slow", "data_slow", "link_slow", "link_down", "fabric_slow", "save_failed",
                    "non_finite", "silent_corruption", "job_slow"})  # fmt: skip
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from math import comb
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from collectors.simulated.encode import Encoder
+from collectors.simulated.run import build
+from collectors.simulated.spec import Spec
 from detectors.base import AlignedTick, FamilyMatrix
 from detectors.mesh.congestion import raised_everywhere
+from detectors.mesh.links import MeshLinkDetector
 from detectors.mesh.losses import Lossy, log_weight, loser, quiet_rate
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
 from detectors.mesh.surges import MARKED, RESENT_TCP, Owners, Surges
+from streams.detect import Pipeline
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import TopologyEvent
+from trainwarden.config import Config
+from trainwarden.records import Reach, TopologyEvent, Verdict, decode
 from trainwarden.topology import Topology
 
 QUIET = quiet_rate(0.0, 2000.0)
@@ -88,8 +96,6 @@ def test_weight_exceeds_its_inverse_risk_no_oftener_than_that() -> None:
 
 
 def _binomial(k: int, n: int, p: float) -> float:
-    from math import comb
-
     return comb(n, k) * p**k * (1 - p) ** (n - k)
 
 
@@ -160,3 +166,34 @@ def test_what_is_raised_below_one_large_leaf_only_is_not_the_fabric() -> None:
     below = np.array([int(a[1:]) < 8 or int(b[1:]) < 8 for a, b in RING])
     assert raised_everywhere(mesh, known, known, 0.6)
     assert not raised_everywhere(mesh, below, known, 0.6)
+
+
+# --- the detector --------------------------------------------------------------------------------------------------------
+
+
+def simulated(faults: str, seconds: int) -> list[Verdict]:
+    """What the detector says of twelve simulated nodes under one job."""
+    simulator = build(Spec(nodes=12, seed=11, jobs="12:ddp"), faults, seconds)
+    encoder, aligner, detector = Encoder(simulator), Pipeline(Config()).aligner, MeshLinkDetector()
+    said: list[Verdict] = []
+    offset, start_ns = 0, Spec().start_ns
+    for interval in simulator.intervals(seconds):
+        for sent in encoder.messages(interval):
+            offset += 1
+            aligner.add(sent.topic, 0, offset, decode(sent.value))
+        frame = aligner.cut(start_ns + round((interval.at_s + 2.5) * NS_PER_S))
+        said += detector.update(frame) if frame is not None else []
+    return [verdict for verdict in said if not verdict.clears]
+
+
+def test_a_lossy_port_that_no_job_feels_yet_is_told_and_nobody_is_taken_away() -> None:
+    said = simulated("packet_loss@n00003/mlx5_3/1:50+30x0.005", 80)
+    assert {(v.kind, v.entity.name) for v in said} == {("link_slow", "n00003")}
+    assert said[0].reach is Reach.NOTIFY
+    assert "rail 3" in said[0].text
+    told = Pipeline(Config())._finish(said[0])  # what the pipeline lets it do
+    assert told.reach is Reach.NOTIFY
+
+
+def test_a_healthy_simulation_is_silent() -> None:
+    assert simulated("none", 60) == []
