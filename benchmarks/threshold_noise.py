@@ -16,7 +16,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from detectors.base import Detector, Frame
@@ -164,7 +164,7 @@ def main() -> None:
         for name, number in count.series.most_common(chosen.top):
             print(f"    {number:5d} {name}")
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps([asdict(count) for count in counts], indent=1) + "\n", encoding="utf-8")
+        chosen.json.write_text(json.dumps([vars(count) for count in counts], indent=1) + "\n", encoding="utf-8")
 
 
 def _chosen(words: Sequence[str] | None) -> dict[str, str]:
