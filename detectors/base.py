@@ -36,12 +36,16 @@ class FamilyMatrix:
         Column names, with their unit in the name.
     values
         entities × metrics, float32, NaN = not reported.
+    states
+        Metrics that their source calls states (codes, positions, limits, totals since boot): rules read them, and no line or band is
+        learnt for them.
     """
 
     family: str
     entities: tuple[tuple[str, str], ...]
     metrics: tuple[str, ...]
     values: F32
+    states: frozenset[str] = frozenset()
 
     def column(self, metric: str) -> F32:
         """One metric over all entities; all-NaN when no source reports it."""

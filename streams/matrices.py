@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,7 +13,14 @@ from detectors.base import FamilyMatrix
 from trainwarden.records import Block, Catalog, Tick, decode, encode
 
 Pair = tuple[str, str]
-Columns = tuple[tuple[str, ...], dict[str, NDArray[np.intp]]]
+
+
+class Columns(NamedTuple):
+    """Metric names of several layouts together, where each layout's columns go, and which names are states."""
+
+    metrics: tuple[str, ...]
+    places: dict[str, NDArray[np.intp]]
+    states: frozenset[str]
 
 
 class Names:
@@ -110,7 +117,8 @@ class Catalogs:
             catalog_id: np.array([names[m.name] for m in self._by_id[catalog_id].metrics], dtype=np.intp)
             for catalog_id in catalog_ids
         }
-        return tuple(names), places
+        told = (metric for catalog_id in catalog_ids for metric in self._by_id[catalog_id].metrics)
+        return Columns(tuple(names), places, frozenset(metric.name for metric in told if metric.kind == "state"))
 
 
 def family_matrices(ticks: Iterable[Tick], catalogs: Catalogs) -> dict[str, FamilyMatrix]:
@@ -123,11 +131,12 @@ def family_matrices(ticks: Iterable[Tick], catalogs: Catalogs) -> dict[str, Fami
 
 
 def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) -> FamilyMatrix:
-    metrics, places = catalogs.columns(block.catalog_id for _, block in blocks)
+    metrics, places, states = catalogs.columns(block.catalog_id for _, block in blocks)
     entities = catalogs.names.of(family, [(node, block.devices) for node, block in blocks])
     if len(places) == 1:
         flat = np.frombuffer(b"".join(block.values for _, block in blocks), dtype="<f4")
-        return FamilyMatrix(family, entities, metrics, flat.reshape(len(entities), len(metrics)).astype(np.float32))
+        values = flat.reshape(len(entities), len(metrics)).astype(np.float32)
+        return FamilyMatrix(family, entities, metrics, values, states)
     values = np.full((len(entities), len(metrics)), np.nan, dtype=np.float32)
     row = 0
     for _, block in blocks:
@@ -135,7 +144,7 @@ def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) ->
         found = np.frombuffer(block.values, dtype="<f4").reshape(count, len(columns))
         values[row : row + count, columns] = found
         row += count
-    return FamilyMatrix(family, entities, metrics, values)
+    return FamilyMatrix(family, entities, metrics, values, states)
 
 
 def pack(state: Any) -> bytes:

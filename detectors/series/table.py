@@ -51,7 +51,8 @@ class NodeTables:
 
     def _part(self, matrix: FamilyMatrix) -> tuple[list[str], list[str], F32]:
         layout = self._layout(matrix)
-        kept = np.array([i for i, metric in enumerate(matrix.metrics) if metric not in _STATES], dtype=np.int64)
+        states = _STATES | matrix.states
+        kept = np.array([i for i, metric in enumerate(matrix.metrics) if metric not in states], dtype=np.int64)
         values = matrix.values[:, kept] if layout.order is None else matrix.values[np.ix_(layout.order, kept)]
         known = np.isfinite(values)
         whole = bool(known.all())

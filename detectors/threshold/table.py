@@ -57,7 +57,7 @@ class Roster:
 
     def place(self, matrix: FamilyMatrix) -> F32:
         """The matrix's measurements in the roster's rows and columns, new ones added; NaN where it has none."""
-        metrics = [metric for metric in matrix.metrics if metric not in STATES]
+        metrics = [metric for metric in matrix.metrics if metric not in STATES and metric not in matrix.states]
         self.metrics += [metric for metric in metrics if metric not in self.metrics]
         rows = self._rows(matrix.entities)
         whole = len(rows) == len(self.entities) and bool((rows == np.arange(len(rows))).all())

@@ -1,0 +1,34 @@
+"""What a source calls a state comes to the detectors as one, whoever else reports the family."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from detectors.series.table import NodeTables
+from detectors.threshold.table import Roster
+from streams.matrices import Catalogs, family_matrices
+from trainwarden.records import Block, Catalog, Metric, Tick
+
+
+def catalog(name: str, *metrics: tuple[str, str]) -> Catalog:
+    columns = tuple(Metric(metric, "1", kind, "") for metric, kind in metrics)
+    return Catalog(catalog_id=name, family="gpu", source="s", metrics=columns)
+
+
+def tick(node: str, layout: str, *values: float) -> Tick:
+    return Tick(node=node, blocks=(Block("gpu", layout, ("gpu0",), np.array(values, dtype="<f4").tobytes()),))
+
+
+def test_states_of_all_layouts_are_told_and_no_line_is_learnt_for_them() -> None:
+    catalogs = Catalogs()
+    catalogs.learn(catalog("a", ("temp_c", "gauge"), ("power_limit_w", "state")))
+    catalogs.learn(catalog("b", ("retired_pages", "state"), ("temp_c", "gauge")))
+    matrix = family_matrices([tick("n0", "a", 60, 700), tick("n1", "b", 2, 61)], catalogs)["gpu"]
+    assert matrix.metrics == ("temp_c", "power_limit_w", "retired_pages")
+    assert matrix.states == {"power_limit_w", "retired_pages"}
+    assert matrix.column("power_limit_w")[0] == 700
+    roster = Roster()
+    assert roster.place(matrix).tolist() == [[60.0], [61.0]]
+    assert roster.metrics == ["temp_c"]
+    _, names, values = NodeTables()._part(matrix)
+    assert (names, values.tolist()) == (["gpu.temp_c"], [[60.0], [61.0]])
