@@ -34,6 +34,8 @@ SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_MS = 1_000
 REQUEST_TIMEOUT_MS = 10_000
 COMMIT_TIMEOUT_MS = 10_000
+NOTHING: Mapping[str, Any] = {}
+"""Options of a client that talks in plain text."""
 
 
 class KafkaBus:
@@ -136,7 +138,7 @@ class KafkaPublisher:
     """Publisher on kafka-python. One request in flight keeps the order without producer ids."""
 
     def __init__(
-        self, addresses: tuple[str, ...], on_failure: FailureHandler | None, secured: Mapping[str, Any]
+        self, addresses: tuple[str, ...], on_failure: FailureHandler | None, secured: Mapping[str, Any] = NOTHING
     ) -> None:
         try:
             self._producer = KafkaProducer(
@@ -193,7 +195,7 @@ class KafkaSubscriber:
         topics: tuple[str, ...],
         group: str | None,
         start: Start,
-        secured: Mapping[str, Any],
+        secured: Mapping[str, Any] = NOTHING,
     ) -> None:
         try:
             self._consumer = KafkaConsumer(
