@@ -94,6 +94,8 @@ class Agent:
         self._sending = Worker("tw-sender", self._send_turn, self._sender_failed)
         self._stop_read, self._stop_write = os.pipe()
         os.set_blocking(self._stop_write, False)
+        self._stopping = select.poll()
+        self._stopping.register(self._stop_read, select.POLLIN)
         self._last_tick_ns = 0
         self._ticks = 0
 
@@ -217,7 +219,7 @@ class Agent:
     def _wait(self, duration_ns: int) -> bool:
         """Sleep; true when the agent is to stop. The clock may be stepped meanwhile: no sleep is longer than an interval."""
         bounded_s = min(max(0, duration_ns), self._interval_ms * NS_PER_MS) / NS_PER_S
-        readable, _, _ = select.select([self._stop_read], [], [], bounded_s)
+        readable = self._stopping.poll(bounded_s * 1000)
         return bool(readable)
 
     def _send_turn(self) -> None:

@@ -78,8 +78,11 @@ class Files:
         for name in [name for name in self._failed_ns if name == prefix or name.startswith(f"{prefix}/")]:
             del self._failed_ns[name]
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close everything."""
+        """Close everything; happens by itself when nobody needs these files any more."""
         while self._open:
             os.close(self._open.popitem()[1])
 

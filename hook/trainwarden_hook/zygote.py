@@ -136,8 +136,12 @@ def _loop(channel: socket.socket, run_worker: Callable[[Request], None]) -> None
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    # not select(): it refuses descriptors from 1024 on, and a launcher may have many
+    waiting = select.poll()
+    waiting.register(channel.fileno(), select.POLLIN)
+    waiting.register(wake_read, select.POLLIN)
     while True:
-        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
+        ready = {descriptor for descriptor, _ in waiting.poll()}
         if wake_read in ready:
             os.read(wake_read, 4096)
         _reap(channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.detect.methods import forecast_net
 from benchmarks.detect.methods.base import F64, Method
 from benchmarks.detect.methods.registry import MethodError, declared_in, discover, missing, pick, version
 
@@ -14,6 +15,12 @@ WIDE = sorted(name for name, method in HERE.items() if method.family in ("multi"
 SINGLE = sorted(name for name, method in HERE.items() if method.family in ("uni", "any"))
 ONLINE = sorted(name for name, method in HERE.items() if method.online and name != "random")
 """But for random numbers, which look at nothing."""
+
+
+@pytest.fixture(autouse=True)
+def short_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is the contract, not what a net has learnt."""
+    monkeypatch.setattr(forecast_net, "STEPS", 10)
 
 
 def rows(count: int, columns: int, seed: int) -> F64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 def test_exit_codes_are_those_of_a_plain_process(nursery: Nursery, code: str, expected: int, fresh: bool) -> None:
     nursery.run(0, code, fresh=fresh)
     assert nursery.exit_of(0) == expected
+
+
+def test_a_launcher_with_very_many_open_files_starts_workers_too(tmp_path: Path) -> None:
+    """select() refuses descriptors from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    made = Nursery(tmp_path)
+    try:
+        made.run(0, "pass")
+        assert made.exit_of(0) == 0
+    finally:
+        made.zygote.close()
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_script_is_main_with_its_arguments_directory_and_environment(nursery: Nursery) -> None:
