@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from collectors.outbox import WAITED_NS
 from trainwarden import topics
 from trainwarden.bus import Bus, connect
+from trainwarden.clock import NS_PER_S
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
 from trainwarden.errors import TrainwardenError
@@ -87,6 +89,7 @@ def test_nothing_is_lost_while_the_broker_is_away_and_the_agent_is_killed(tmp_pa
     wait(lambda: "worker_exit:-1" in reader.codes(), "the exit did not come through")
     reader.close()
     broker.kill()
+    away_s = time.monotonic()
 
     say_exit(tmp_path, -2)
     wait(lambda: spooled_bytes(tmp_path) > 5_000, "nothing is spooled")
@@ -96,6 +99,8 @@ def test_nothing_is_lost_while_the_broker_is_away_and_the_agent_is_killed(tmp_pa
     wait(lambda: again.poll() is None and socket_answers(tmp_path), "the agent does not come back")
     say_exit(tmp_path, -3)
 
+    # a tick counts as spooled once it has waited for WAITED_NS
+    wait(lambda: time.monotonic() - away_s > 2 * WAITED_NS / NS_PER_S, "time stands still")
     broker.start()  # as empty as Tansu always is after a restart
     reader = Reader(connected(url))
     wait(lambda: {"worker_exit:-2", "worker_exit:-3"} <= set(reader.codes()), "what waited was not sent")
