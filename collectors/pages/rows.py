@@ -28,7 +28,7 @@ class Rule:
     how
         ``gauge``: as it is; ``rate``: growth per second of a running count; ``share``: the same of a count of time.
     where
-        (label, value) that the series must have; empty label = all.
+        (label, value) that the series must have, an empty value for a label that is not there; empty label = all.
     adds
         Several metrics or series make up the column (kinds of errors): they are added. Otherwise the first one stays.
     """
@@ -104,7 +104,7 @@ class Translator:
     def _apply(self, rows: Rows, rule: Rule, factor: float, point: Point, at_ns: int, fresh_after_ms: float) -> None:
         label, wanted = rule.where
         device = self._device_of(point.labels)
-        if not device or (label and point.labels.get(label) != wanted):
+        if not device or (label and point.labels.get(label, "") != wanted):
             return
         row = rows.setdefault(device, {})
         if point.at_ms is not None and point.at_ms < fresh_after_ms:

@@ -31,9 +31,7 @@ class DcgmSource(Source):
     class Settings(PageSettings):
         """Keys of ``[collector.sources.dcgm]``."""
 
-        xid_events: bool = option(
-            True, "say each new Xid as a log event; off where the kernel log is read on this node"
-        )
+        xid_events: bool = option(True, "say each new Xid as a log event, unless the kernel log told it already")
 
     def __init__(self, context: Context, settings: Any) -> None:
         super().__init__(context, settings)
@@ -120,9 +118,11 @@ class Xids:
 
     def _event(self, device: str, xid: int, times: int, labels: Labels) -> None:
         self._counts[device] += times
-        if not self._speak:
-            return
-        told = {"gpu": device, "pci": bus_address(labels.get("pci_bus_id", "")), "uuid": labels.get("UUID", "")}
+        pci = bus_address(labels.get("pci_bus_id", ""))
+        board = self._context.facts.xids
+        if not self._speak or (board.count(pci) and board.last(pci) == xid):
+            return  # the kernel log told it, with its text, when it happened
+        told = {"gpu": device, "pci": pci, "uuid": labels.get("UUID", "")}
         event = LogEvent(
             source="dcgm", severity="error", code=f"xid:{xid}", line=f"{device}: Xid {xid}, by the dcgm-exporter page",
             attributes={name: value for name, value in told.items() if value}, repeat=times,

@@ -136,11 +136,8 @@ def test_chips_of_rocm_smi_have_their_addresses(tmp_path: Path) -> None:
     assert devices(sample, "gpu") == ("gpu0", "gpu1", "gpu2", "gpu3")
     board.edit("/mi100_rocm602.json", '"PCIe Replay Count": "0"', '"PCIe Replay Count": "30"')
     row = values(source, board.second(source, 10.0), "gpu", "gpu0")
-    assert (row["pcie_replay_per_s"], row["power_limit_w"], row["fb_used_ratio"]) == (
-        3,
-        290,
-        pytest.approx(6750208 / 34342961152),
-    )
+    assert (row["pcie_replay_per_s"], row["power_limit_w"]) == (3, 290)
+    assert row["fb_used_ratio"] == pytest.approx(6750208 / 34342961152)
 
 
 SMI = {

@@ -155,6 +155,19 @@ def test_xids_can_be_left_to_the_kernel_log(tmp_path: Path) -> None:
     assert board.outlet.logs == []
 
 
+def test_what_the_kernel_log_told_is_not_told_again(tmp_path: Path) -> None:
+    board = with_page(tmp_path)
+    source = build(board)
+    source.sample(0)
+    board.context.facts.xids.by_kernel("0000:19:00.0", "xid:48", board.clock.monotonic_ns())
+    set_value(board, "DCGM_FI_DEV_XID_ERRORS", 0, 48)
+    board.second(source, 30.0)
+    assert board.outlet.logs == []
+    set_value(board, "DCGM_FI_DEV_XID_ERRORS", 0, 63)
+    board.second(source, 30.0)
+    assert board.outlet.codes == ["xid:63"]
+
+
 def test_the_exporters_health_watches(tmp_path: Path) -> None:
     board = with_page(tmp_path)
     text = (board.root / PAGE.lstrip("/")).read_text(encoding="utf-8")
