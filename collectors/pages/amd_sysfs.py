@@ -62,13 +62,24 @@ class Sysfs:
             path = f"{DRM}/{name}/device"
             address = self._address(path) if CARD.fullmatch(name) else ""
             if address and address not in found:
-                found[address] = self._cards.get(address) or Card(path, address, self._sensors(path), {})
+                found[address] = self._card(path, address)
         for address in self._cards.keys() - found.keys():
             self._files.forget(self._cards[address].path)
         if found.keys() != self._cards.keys():
             self._slow_ns = None
         self._cards = dict(sorted(found.items()))
         self._rates.keep(lambda key: key[0] in found)
+
+    def _card(self, path: str, address: str) -> Card:
+        """The chip as it is now: a driver that was loaded again numbers its sensors, and the chips themselves, anew."""
+        before = self._cards.get(address)
+        card = Card(path, address, self._sensors(path), {})
+        if before is not None and (before.path, before.sensors) == (path, card.sensors):
+            return before
+        if before is not None:
+            self._files.forget(before.path)
+            self._slow_ns = None
+        return card
 
     def _address(self, path: str) -> str:
         """PCI address of one of AMD's chips; empty for another's, and for one that is gone."""

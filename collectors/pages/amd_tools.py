@@ -19,6 +19,8 @@ UNITS = {
     "GB": 1024.0 * MIB, "MHz": 1.0, "GHz": 1000.0, "J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "GT/s": 1.0,
 }  # fmt: skip
 NUMBER = re.compile(r"\(?\s*(-?[0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/%]*)\)?")
+LINE_OPENING = re.compile(r"^[\[{]", re.MULTILINE)
+MOST_OPENINGS = 100
 LINK = re.compile(r"([0-9.]+)\s*GT/s(?:\s*PCIe)?(?:\s*x([0-9]+))?")
 
 # our column: (keys of the releases, newest first; factor). A key that says "N/A" is passed over for the next one.
@@ -118,14 +120,25 @@ def parse_list(output: bytes) -> dict[int, tuple[str, int]]:
 
 
 def parse_json(output: bytes) -> Any:
-    """The JSON in a tool's answer; warnings may stand before it. Raises `PageError`."""
+    """The JSON in a tool's answer; lines of warnings, bracketed ones too, may stand before it. Raises `PageError`.
+
+    Only what begins a line is tried: the inside of an answer that was cut off is no answer.
+    """
     text = output.decode("utf-8", "replace")
-    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
-    try:
-        return json.JSONDecoder().raw_decode(text, min(starts))[0]
-    except (ValueError, RecursionError):
-        shown = text.strip()[:60]
-        raise PageError("not_json", f"the tool's answer is no JSON but {shown!r}") from None
+    first = [at for at in (text.find("{"), text.find("[")) if at >= 0][:2]
+    starts = [match.start() for match in LINE_OPENING.finditer(text)][:MOST_OPENINGS] or sorted(first)[:1]
+    decoder, others = json.JSONDecoder(), []
+    for start in starts:
+        try:
+            found = decoder.raw_decode(text, start)[0]
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) or all(isinstance(part, dict) for part in found):
+            return found
+        others.append(found)  # "[1] a warning" begins with JSON as well
+    if others:
+        return others[0]
+    raise PageError("not_json", f"the tool's answer is no JSON but {text.strip()[:60]!r}")
 
 
 def number_of(value: object, percent_is: float = 0.01) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,8 +76,7 @@ class AmdSource(Source):
             return Sample()
         reasons: list[str] = []
         own = self._sysfs.rows() if present else {}
-        if present and not own:
-            reasons.append("driver")
+        reasons += without_driver(present, own)
         rows: Rows = {f"{address}#0": row for address, row in own.items()}
         for more in (self._from_page(reasons), self._from_tool(reasons)):
             for key, row in more.items():
@@ -164,6 +164,8 @@ class AmdTool:
     def _ask(self) -> tuple[Rows, object]:
         at_ns = self._context.clock.monotonic_ns()
         chips = parse_tool(self._read_file() if self._read_file else self._run())
+        if self._listed.keys() != {chip.number for chip in chips}:
+            self._listed = {}  # chips were parted or put together again: what was listed is of other ones
         for chip in chips:
             chip.address, chip.partition = self._listed.get(chip.number, (chip.address, chip.partition))
         rows = {key_of(chip): self._row(chip, at_ns) for chip in chips}
@@ -191,6 +193,19 @@ class AmdTool:
 def key_of(chip: Chip) -> str:
     """``<address or number>#<partition>``."""
     return f"{chip.address or chip.number}#{chip.partition}"
+
+
+def without_driver(present: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Reasons for chips on the bus that the driver does not show: one word when it shows none, else each address.
+
+    Examples
+    --------
+    >>> without_driver(["0000:05:00.0", "0000:26:00.0"], ["0000:05:00.0"])
+    ['driver:0000:26:00.0']
+    """
+    shown = {chip_address(address) for address in own}
+    missing = sorted(address for address in present if chip_address(address) not in shown)
+    return [f"driver:{address}" for address in missing] if shown else ["driver"][: len(missing)]
 
 
 def named(rows: Rows, addresses: list[str]) -> tuple[Rows, Rows]:

@@ -62,6 +62,39 @@ def test_a_chip_without_its_driver_is_a_gap(tmp_path: Path) -> None:
     assert [gap.reason for gap in take(board.build(AmdSource), 0).gaps] == ["driver"]
 
 
+def test_a_chip_without_its_driver_beside_one_that_has_it_is_told_by_its_address(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    add_card(board, 0, "0000:05:00.0")
+    add_card(board, 1, "0000:15:00.0", driver=False)
+    sample = take(board.build(AmdSource), 0)
+    assert devices(sample, "gpu") == ("gpu0",)
+    assert [gap.reason for gap in sample.gaps] == ["driver:0000:15:00.0"]
+
+
+def test_sensors_and_chips_that_a_driver_numbers_anew_are_found_again(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    base = board.root / add_card(board, 0, "0000:05:00.0").lstrip("/")
+    source = board.build(AmdSource)
+    assert values(source, source.sample(0), "gpu", "gpu0")["power_w"] == 742
+    (base / "hwmon" / "hwmon3").rename(base / "hwmon" / "hwmon7")
+    board.write("/sys/class/drm/card0/device/hwmon/hwmon7/power1_input", "500000000\n")
+    assert values(source, board.second(source, 61.0), "gpu", "gpu0")["power_w"] == 500
+    base.parent.rename(base.parent.with_name("card4"))
+    board.write("/sys/class/drm/card4/device/hwmon/hwmon7/power1_input", "300000000\n")
+    row = values(source, board.second(source, 61.0), "gpu", "gpu0")
+    assert (row["power_w"], row["temp_c"], row["pcie_link_width"]) == (300, 68, 8)
+
+
+@pytest.mark.parametrize("warning", ["[WARNING] no render group", "{x} warns", "[1] two", "WARNING: [a] {b}"])
+def test_warnings_of_any_shape_may_stand_before_the_answer(warning: str) -> None:
+    assert parse_tool(f"{warning}\n".encode() + json.dumps([SMI]).encode())[0].row == pytest.approx(SMI_ROW)
+
+
+def test_an_answer_that_was_cut_off_is_none_though_its_inside_is_whole() -> None:
+    with pytest.raises(PageError, match="no JSON"):
+        parse_tool(json.dumps([SMI, SMI], indent=4).encode()[:-30])
+
+
 def test_golden_values_of_the_drivers_files(tmp_path: Path) -> None:
     board = bench(tmp_path)
     add_card(board, 9, "0000:65:00.0")
