@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from collectors.asking import Answer, Question
 from collectors.base import Context, Sample, Source
 from collectors.files import Files
 from collectors.machine import inventory
-from collectors.machine.asking import Answer, Question
 from collectors.network import ethtool
 from trainwarden.records import Gap, LogEvent
 from trainwarden.settings import option

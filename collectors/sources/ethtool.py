@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from collectors.asking import Question
 from collectors.base import Context, Family, Row, Sample, Source, family
 from collectors.files import Files
-from collectors.machine.asking import Question
 from collectors.network import ethtool, modules, optics
 from collectors.network.counters import Deltas
 from collectors.network.roles import compiled

@@ -73,7 +73,7 @@ class FabricSource(Source):
         return Sample(gaps=tuple(Gap(self.name, reason) for reason in dict.fromkeys(reasons) if reason))
 
     def explain(self) -> str:
-        found = self._answer.value
+        found = self._answer.last
         if found is None:
             return self._answer.problem or "sysfs has not answered yet"
         cables = (

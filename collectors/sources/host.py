@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from collectors.asking import Question
 from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, SourceError, family, highest
 from collectors.files import to_number
-from collectors.machine.asking import Question
 from trainwarden.settings import option
 
 SECTOR_BYTES = 512

@@ -58,7 +58,7 @@ class InventorySource(Source):
             return "no table given: set collector.sources.inventory.path"
         if self._answer.problem:
             return f"{self.settings.path}: {self._answer.problem}"
-        found = self._answer.value
+        found = self._answer.last
         return (
             f"{self.settings.path} says {found}"
             if found

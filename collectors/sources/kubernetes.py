@@ -93,8 +93,8 @@ class KubernetesSource(Source):
     def explain(self) -> str:
         if not self._present:
             return "no Kubernetes here: no service account, no downward API files, no kubelet checkpoint"
-        self._answer.wait(self.settings.timeout_s)
-        found = self._answer.value or Cluster()
+        self._answer.settle(self.settings.timeout_s)
+        found = self._answer.last or Cluster()
         wrong = "".join(f"; {sentence}" for sentence in found.problems.values())
         return (
             f"node {self.node}: {chosen(found.labels, NODE_LABELS) or 'no place in its labels'}; {len(found.pods)} pods, "

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from collectors.asking import Question
 from collectors.base import NAN, Context, Family, Row, Sample, Source, family, highest
 from collectors.files import Files
 from collectors.machine import kernel, sensors, smart, timekeeping
-from collectors.machine.asking import Question
 from collectors.machine.kernel import present
 from collectors.network.counters import Deltas
 from trainwarden.clock import NS_PER_S

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from collectors.asking import Question
 from collectors.base import Context, Family, Row, Sample, Source, family
-from collectors.machine.asking import Question
 from collectors.machine.kernel import present, ratio
 from collectors.machine.mounts import Mount, NfsCounts, lustre_client, parse_lustre, parse_mounts, parse_mountstats
 from collectors.network.counters import Deltas

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from collectors.asking import Answer, Question
 from collectors.base import NAN, Context, Family, Row, Sample, Source, family
 from collectors.files import Files
-from collectors.machine.asking import Answer, Question
 from collectors.network.counters import Deltas
 from collectors.network.rdma import ALIASES, PortReader, Reading, gigabits, number_of_state, plain
 from collectors.network.roles import ROLES, Neighbours, checked_roles, compiled

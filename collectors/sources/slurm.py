@@ -58,7 +58,7 @@ class SlurmSource(Source):
             return f"no Slurm here: no {self.settings.topology_conf}, no scontrol, no rank of a Slurm job"
         if self._answer.problem:
             return f"the switches cannot be read: {self._answer.problem}"
-        switches = self._answer.value or ()
+        switches = self._answer.last or ()
         place = self._place(switches)
         return f"{len(switches)} switches and blocks known; this node: {place or 'in none of them'}; jobs: {sorted(self._environments)}"
 
@@ -85,8 +85,8 @@ class SlurmSource(Source):
         return next((place for place in places if place), {})
 
     def _tell_place(self, now_ns: int) -> None:
-        if self._answer.value is not None:
-            self.context.facts.board.tell("node", self.name, "scheduler", self._place(self._answer.value), now_ns)
+        if self._answer.last is not None:
+            self.context.facts.board.tell("node", self.name, "scheduler", self._place(self._answer.last), now_ns)
             self.context.outlet.topology_changed()
 
     def _tell_jobs(self, now_ns: int) -> None:
@@ -108,6 +108,6 @@ class SlurmSource(Source):
         for job, environment in now.items():
             facts.board.tell(f"job:{job}", self.name, "scheduler", job_of(environment), now_ns)
             facts.board.tell("node", "slurm.environment", "scheduler", place_in_environment(environment), now_ns)
-        if self._answer.value is not None:
+        if self._answer.last is not None:
             self._tell_place(now_ns)
         self.context.outlet.topology_changed()

@@ -1,95 +1,55 @@
-"""Questions that may never be answered (a dead file system, a process that holds its memory lock, a server): asked in a thread that nobody
-waits for, one at a time.
-"""
+"""What stands until somebody says otherwise, asked beside the agent: files, commands, servers that may never answer."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
-from trainwarden.clock import NS_PER_S, Clock
+from collectors.asking import Question
 
 T = TypeVar("T")
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
-class Answer(Generic[T]):
-    """The newest answer to one question.
-
-    Parameters
-    ----------
-    ask
-        Called in an own daemon thread. `OSError` and `ValueError` are its expected ways to fail: `problem` then holds the sentence.
-    every_s
-        Pause between two questions; the same one is not asked again while it hangs.
-    """
-
-    def __init__(self, name: str, clock: Clock, every_s: float, ask: Callable[[], T]) -> None:
-        self._name = name
-        self._clock = clock
-        self._every_ns = int(every_s * NS_PER_S)
-        self._ask = ask
-        self._asked_ns: int | None = None
-        self._thread: threading.Thread | None = None
-        self.value: T | None = None
-        self.problem = ""
-        self.reason = ""
-        self.count = 0
+class Answer(Question[T]):
+    """A question whose last good answer stands until there is a newer one: where things are does not change because nobody says so."""
 
     def refresh(self) -> T | None:
         """Ask anew when it is time, and give what is known: the last good answer, None before the first."""
-        now_ns = self._clock.monotonic_ns()
-        if not self.hangs and (self._asked_ns is None or now_ns - self._asked_ns >= self._every_ns):
-            self._asked_ns = now_ns
-            self._thread = threading.Thread(target=self._run, name=f"tw-{self._name}", daemon=True)
-            self._thread.start()
-        return self.value
+        self.newest()
+        return self.last
 
     @property
-    def hangs(self) -> bool:
-        """Whether the question is still open."""
-        return self._thread is not None and self._thread.is_alive()
+    def problem(self) -> str:
+        """Why the last question failed; empty when it did not."""
+        if isinstance(self.error, OSError):
+            return f"{self.error.strerror or self.error}"
+        return "" if self.error is None else str(self.error) or type(self.error).__name__
+
+    @property
+    def reason(self) -> str:
+        """The same as the reason of a gap."""
+        if self.error is None:
+            return ""
+        if isinstance(self.error, OSError):
+            return _reason(self.error)
+        return "malformed" if isinstance(self.error, ValueError) else "error"
 
     @property
     def overdue(self) -> bool:
         """Whether it has been open for two periods."""
-        return (
-            self.hangs
-            and self._asked_ns is not None
-            and self._clock.monotonic_ns() - self._asked_ns > 2 * self._every_ns
-        )
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the open question: for a person, never for the agent."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return not self.hangs
-
-    def _run(self) -> None:
-        try:
-            self.value = self._ask()
-            self.problem, self.reason = "", ""
-        except OSError as error:
-            self.problem, self.reason = f"{error.strerror or error}", _reason(error)
-        except ValueError as error:
-            self.problem, self.reason = str(error), "malformed"
-        self.count += 1
+        return self.waiting_s > 2 * self.every_s
 
 
 def _reason(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return "permission"
-    return (
-        "missing"
-        if isinstance(error, FileNotFoundError)
-        else "timeout"
-        if isinstance(error, TimeoutError)
-        else "unreachable"
-    )
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    return "timeout" if isinstance(error, TimeoutError) else "unreachable"
 
 
 def read_text(path: str, limit_bytes: int = MAX_BYTES) -> str:

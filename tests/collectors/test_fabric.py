@@ -152,7 +152,7 @@ def fabric(tmp_path: Path, **keys: Any) -> tuple[Bench, FabricSource]:
 def settled(board: Bench, source: FabricSource) -> dict[str, str]:
     """Facts of the node after the background answer came."""
     source.sample(1)
-    assert source._answer.wait(60.0)
+    assert source._answer.settle(60.0)
     source.sample(2)
     return {key: claim.value for key, claim in board.context.facts.board.merged("node").items()}
 

@@ -54,9 +54,9 @@ def settle(board: Bench, *sources: Source) -> None:
     for _ in range(2):
         for source in sources:
             source.sample(board.clock.now_ns())
-            board.context.facts.processes.want(board.context.ranks.all(), board.context.files, board.clock).wait(60.0)
+            board.context.facts.processes.want(board.context.ranks.all(), board.context.files, board.clock).settle(60.0)
             answer = getattr(source, "_answer", None)
-            assert answer is None or answer.wait(60.0)
+            assert answer is None or answer.settle(60.0)
     for source in sources:
         source.sample(board.clock.now_ns())
 

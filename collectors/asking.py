@@ -28,17 +28,29 @@ class Question(Generic[T]):
     ----------
     ask
         May block for ever and may raise `OSError`; runs in a thread that dies with the process.
+
+    Attributes
+    ----------
+    last
+        The newest good answer, however old; None before the first one.
+    error
+        Why there was none the last time.
+    count
+        Questions that came to an end, well or not.
     """
 
     def __init__(self, name: str, clock: Clock, every_s: float, ask: Callable[[], T]) -> None:
         self._name = name
         self._clock = clock
+        self.every_s = every_s
         self._every_ns = int(every_s * NS_PER_S)
         self._ask = ask
         self._asked_ns: int | None = None
         self._thread: threading.Thread | None = None
         self._answer: Answer[T] | None = None
+        self.last: T | None = None
         self.error: Exception | None = None
+        self.count = 0
 
     def newest(self) -> Answer[T] | None:
         """The newest answer, None before the first one and when it is older than 2.5 periods. Asks again when it is time."""
@@ -80,6 +92,9 @@ class Question(Generic[T]):
         except Exception as error:  # noqa: BLE001 - whoever asked reads `error` and gives it as the reason of a gap
             self.error = error
             self._answer = None
+            self.count += 1
             return
         self.error = None
+        self.last = value
+        self.count += 1
         self._answer = Answer(value, asked_ns, self._clock.monotonic_ns() - asked_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from collectors.machine.asking import Question
+from collectors.asking import Question
 from trainwarden.clock import NS_PER_S, SimulatedClock
 
 
