@@ -191,16 +191,9 @@ class Theatre:
     def incident_of(self, hurt: Hurt) -> Incident | None:
         return next((i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns), None)
 
-    def healed(self, hurt: Hurt, unseen: bool = False) -> Incident:
-        """Wait for healing, and check that it was the right one, done once.
-
-        Parameters
-        ----------
-        unseen
-            The node's collector was killed too: where its successor is slow to start, a node without telemetry whose job stands
-            is rightly called lost.
-        """
-        kinds = {{"kill": "rank_killed", "freeze": "rank_frozen"}[hurt.fault], *(("node_lost",) if unseen else ())}
+    def healed(self, hurt: Hurt) -> Incident:
+        """Wait for healing, and check that it was the right one, done once."""
+        kind = {"kill": "rank_killed", "freeze": "rank_frozen"}[hurt.fault]
 
         def look() -> Incident | None:
             incident = self.incident_of(hurt)
@@ -215,7 +208,7 @@ class Theatre:
             lambda: [r for r in self.rows_of(incident.incident_id) if not r.verb and r.status in TERMINAL],
         )
         self.figures.append((f"{hurt.fault} on {hurt.node} to recovered", (time.time_ns() - hurt.at_ns) / 1e9))
-        assert incident.kind in kinds
+        assert incident.kind == kind
         assert {entity.node or entity.name for entity in incident.culprits} == {hurt.node}
         self.assert_healed_once(hurt, incident)
         return incident

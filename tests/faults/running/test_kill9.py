@@ -21,7 +21,7 @@ def test_collector_is_killed_while_its_rank_is_frozen(play: Theatre) -> None:
     hurt = play.hurt("freeze", 1)
     play.child("collector-n1").kill()
     play.supervise()
-    play.healed(hurt, unseen=True)
+    play.healed(hurt)
     play.drained()
     for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
         play.assert_no_gaps(topic, kind)
@@ -70,4 +70,4 @@ def test_any_part_is_killed_at_any_moment(play: Theatre, seed: int) -> None:
     wait_for("the moment", lambda: time.time_ns() >= moment_ns)
     play.child(part).kill()
     play.supervise()
-    play.healed(hurt, unseen=part == f"collector-n{number}")
+    play.healed(hurt)
