@@ -26,12 +26,23 @@ RUN = "import sys, pathlib; from collectors.agent import run; from trainwarden.c
 LIMIT_S = 60.0
 
 
-def start_agent(directory: Path, url: str) -> subprocess.Popen[bytes]:
+@pytest.fixture
+def agents() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """What was started; whatever a test leaves is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start_agent(directory: Path, url: str, agents: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     path = directory / "collector.toml"
     path.write_text(
         f'run_dir = "{directory}"\n[kafka]\nurl = "{url}"\n[collector]\nnode = "n0"\nprobe_port = 0\ninterval_ms = 250\n'
     )
-    return subprocess.Popen([sys.executable, "-c", RUN, str(path)])
+    agents.append(subprocess.Popen([sys.executable, "-c", RUN, str(path)]))
+    return agents[-1]
 
 
 def wait(ready: Callable[[], bool], what: str) -> None:
@@ -80,10 +91,12 @@ def spooled_bytes(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_while_the_broker_is_away_and_the_agent_is_killed(tmp_path: Path, broker: TansuBroker) -> None:
+def test_nothing_is_lost_while_the_broker_is_away_and_the_agent_is_killed(
+    tmp_path: Path, broker: TansuBroker, agents: list[subprocess.Popen[bytes]]
+) -> None:
     url = f"kafka://{broker.bootstrap}"
     reader = Reader(connect(url))
-    agent = start_agent(tmp_path, url)
+    agent = start_agent(tmp_path, url, agents)
     wait(lambda: len(reader.ticks()) >= 3, "no ticks")
     say_exit(tmp_path, -1)
     wait(lambda: "worker_exit:-1" in reader.codes(), "the exit did not come through")
@@ -95,7 +108,7 @@ def test_nothing_is_lost_while_the_broker_is_away_and_the_agent_is_killed(tmp_pa
     wait(lambda: spooled_bytes(tmp_path) > 5_000, "nothing is spooled")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    again = start_agent(tmp_path, url)
+    again = start_agent(tmp_path, url, agents)
     wait(lambda: again.poll() is None and socket_answers(tmp_path), "the agent does not come back")
     say_exit(tmp_path, -3)
 

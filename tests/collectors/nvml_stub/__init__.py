@@ -150,47 +150,12 @@ class Stub:
         for name, values in answers.items():
             self.answer(name, *values, gpu=gpu)
         self.answer("DeviceGetGpuFabricInfoV", 3, 0, 0xAAAA, gpu=gpu, kind=3)
-        numbers = (
-            3,
-            4,
-            5,
-            6,
-            38,
-            45,
-            52,
-            59,
-            74,
-            75,
-            76,
-            83,
-            94,
-            138,
-            139,
-            161,
-            162,
-            163,
-            173,
-            179,
-            180,
-            197,
-            198,
-            269,
-            270,
-            271,
-        )
-        for field in numbers:
+        older = (3, 4, 5, 6, 38, 45, 52, 59, 74, 75, 76, 83, 94, 138, 139, 161, 162, 163)
+        counters = (*older, 173, 179, 180, 197, 198, 269, 270, 271)
+        for field in counters:
             self.field(field, 0, gpu=gpu, took_us=20)
-        for field, value in (
-            (82, 54),
-            (142, 0),
-            (143, 0),
-            (144, 0),
-            (145, 0),
-            (185, 631950),
-            (186, 625680),
-            (190, 700000),
-            (230, 0),
-        ):
+        plain = {82: 54, 142: 0, 143: 0, 144: 0, 145: 0, 185: 631950, 186: 625680, 190: 700000, 230: 0}
+        for field, value in plain.items():
             self.field(field, value, U32, gpu=gpu, took_us=20)
         for field, value in ((193, -8), (194, -2)):
             self.field(field, value, I32, gpu=gpu)
