@@ -7,8 +7,8 @@ its incident when it finds an ally (a verdict of another family about the same c
 that lasts is therefore told late at worst, never swallowed; what goes away by itself is what gets lost. So an hour of a noisy day costs
 the operator `burst` calls and not hundreds.
 
-Never kept back: facts (codes, states, processes that ended, jobs that stand still, numbers that are not finite) and what hurts a job that
-has an incident at this moment anyway.
+Never kept back: facts (codes, states, processes that ended, jobs that stand still, numbers that are not finite) and what comes with a
+disturbance that was paid for: the same job, at the same time. What came so opens the door for nobody else.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Budget:
             return True, ""
         if self._has_stood(key, now_ns):
             del self._waiting[key]
-            return True, family
+            return True, ""  # its purse was empty: what was not paid is not given back
         if self._purses[family].admit(now_ns):
             self._waiting.pop(key, None)
             return True, family

@@ -43,6 +43,8 @@ class Case:
         The fault has stood for as long as its kind asks before it may lead to an action.
     paid_by
         Family of detectors whose purse paid for opening this incident; empty when it was free (see `streams.budget`).
+    came_along
+        It was free because its job had an incident at that moment.
     recurrence_of
         Number of earlier closed incidents of the same job, kind and culprit, by (kind, culprit); set by the correlator.
     """
@@ -74,6 +76,7 @@ class Case:
     dirty: bool = True
     confirmed: bool = False
     paid_by: str = ""
+    came_along: bool = False
     _lead: Finding | None = None
 
     @property

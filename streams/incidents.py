@@ -178,15 +178,21 @@ class Correlator:
 
     def _may_open(self, verdict: Verdict, job: str, now_ns: int) -> bool:
         """Open the incident if the budget of false ones allows it."""
-        paid_by = ""
-        disturbed = any(c.live and c.job == job and self._near(c, verdict, now_ns) for c in self._cases.values())
+        paid_by, disturbed = (
+            "",
+            bool(job)
+            and any(
+                c.live and c.job == job and not c.came_along and self._near(c, verdict, now_ns)
+                for c in self._cases.values()
+            ),
+        )
         if self._budget is not None and not disturbed:
             culprit = culprit_of(verdict.entity)
             allies = [signal for _, signal in self._lately_about(culprit, now_ns)]
             admitted, paid_by = self._budget.admits(verdict, (job, verdict.kind, culprit), allies, now_ns)
             if not admitted:
                 return False
-        self._open(verdict, job, now_ns, paid_by)
+        self._open(verdict, job, now_ns, paid_by, came_along=disturbed)
         return True
 
     def _lately_about(self, culprit: str, now_ns: int) -> list[tuple[int, Verdict]]:
@@ -264,7 +270,7 @@ class Correlator:
 
     # --- what happens to a case -------------------------------------------------------------------------------------------
 
-    def _open(self, verdict: Verdict, job: str, now_ns: int, paid_by: str) -> None:
+    def _open(self, verdict: Verdict, job: str, now_ns: int, paid_by: str, came_along: bool) -> None:
         culprit = culprit_of(verdict.entity)
         if not job and self._healed_away(verdict):
             self._metrics.count("tw_verdicts_ignored_total", reason="node is out of its job")
@@ -279,6 +285,7 @@ class Correlator:
             now_ns + int(self._settle_s(verdict) * NS_PER_S),
             progress.step,
             paid_by=paid_by,
+            came_along=came_along,
         )
         self._cases[case.incident_id] = case
         for at_ns, signal in self._lately_about(culprit, now_ns):

@@ -143,6 +143,28 @@ def test_one_disturbance_costs_one_coin() -> None:
     assert cluster.opened.count("j0") == cluster.opened.count("j1") == 1
 
 
+@pytest.mark.parametrize("job", ["big", ""])
+def test_noise_that_goes_on_and_on_in_one_job_or_none_does_not_carry_itself(job: str) -> None:
+    """Another node every 15 s for two hours: each lies near the one before, and that is no reason to tell it."""
+    cluster = Cluster()
+    for number in range(480):
+        entity = Entity(EntityKind.NODE, f"n{number}", f"n{number}")
+        cluster.hear(number * 15, verdict("link_slow", at_s=number * 15, entity=entity, job=job, detector="mesh_links"))
+    assert 3 <= len(cluster.opened) <= 6
+
+
+def test_what_was_told_late_gives_no_coin_back_that_was_never_paid() -> None:
+    cluster = Cluster()
+    empty(cluster)
+    budget = cluster.correlator._budget
+    assert budget is not None
+    answers = []
+    for at_s in range(0, 400, 10):
+        said = opinion(at_s, "late")
+        answers.append(budget.admits(said, ("late", said.kind, "node:x"), (), START_NS + at_s * NS_PER_S))
+    assert [answer for answer in answers if answer[0]] == [(True, "")]
+
+
 def test_a_purse_is_refilled_by_what_proved_true() -> None:
     cluster = Cluster()
     for number in range(10):
