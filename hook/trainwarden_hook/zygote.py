@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import io
 import json
@@ -27,6 +28,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 MAX_MESSAGE_BYTES = 1 << 20
 FAILED_TO_START = 127
+FATAL_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +211,13 @@ def _become_worker(
 
 def _leave_zygote(zygote: int, inherited: tuple[int, ...]) -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    # Handlers that libraries of the launcher have set for a crash may wait for threads that a fork does not have:
+    # the worker would hang where a fresh process dies.
+    for number in (signal.SIGCHLD, signal.SIGTERM, *FATAL_SIGNALS):
         signal.signal(number, signal.SIG_DFL)
+    if faulthandler.is_enabled():
+        faulthandler.disable()
+        faulthandler.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent(zygote)
     name_process(f"tw-worker-{os.getpid()}")

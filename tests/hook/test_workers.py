@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -76,7 +77,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
         ("import os; os._exit(7)", 7),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
-        # without a core file: that of a forked test process may be a gigabyte, and the exit waits for it
+        # without a core file: that of a forked test process may be a gigabyte
         ("import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()", -6),
     ],
 )
@@ -84,6 +85,20 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 def test_exit_codes_are_those_of_a_plain_process(nursery: Nursery, code: str, expected: int, fresh: bool) -> None:
     nursery.run(0, code, fresh=fresh)
     assert nursery.exit_of(0) == expected
+
+
+def test_a_worker_that_aborts_dies_whatever_handler_a_library_of_the_launcher_has_set(tmp_path: Path) -> None:
+    """ClickHouse's, for one, waits minutes for a thread to write its report; a fork has no such thread. Here: one that waits for ever."""
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    before = libc.signal(signal.SIGABRT, ctypes.cast(libc.pause, ctypes.c_void_p))
+    made = Nursery(tmp_path)
+    try:
+        made.run(0, "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()")
+        assert made.exit_of(0) == -6
+    finally:
+        libc.signal(signal.SIGABRT, before)
+        made.zygote.close()
 
 
 def test_a_launcher_with_very_many_open_files_starts_workers_too(tmp_path: Path) -> None:
