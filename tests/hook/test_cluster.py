@@ -81,17 +81,18 @@ def newest_common_save(cluster: Cluster, generation: int, every: int = 5) -> int
     return begun // every * every
 
 
-def assert_from_own_memory(cluster: Cluster, rows: list[dict[str, Any]], generation: int = 1) -> None:
-    """Each rank went on from its own memory; only one that ended at the very boundary at which the others saved has it from them."""
+def assert_from_own_memory(collector: Collector, rows: list[dict[str, Any]], generation: int = 1) -> None:
+    """Each rank whose save was sealed went on from its own memory; one that was killed before that has it from the others."""
     resumed = min(row["step"] for row in rows)
-    last = {row["rank"]: row["step"] for row in sorted(cluster.rows_of(generation), key=lambda row: row["step"])}
-    at_boundary = {rank for rank, step in last.items() if step + 1 == resumed}
+    sealed = {
+        row["rank"]
+        for row in collector.of("save")
+        if (row["step"], row["generation"], row["where"], row["ok"]) == (resumed, generation, "memory", True)
+    }
+    assert sealed, f"nobody said that the save of step {resumed} is whole"
     sources = {row["rank"]: row["from"] for row in rows}
-    assert "memory" in sources.values()
-    assert {rank: source for rank, source in sources.items() if rank not in at_boundary} == dict.fromkeys(
-        sources.keys() - at_boundary, "memory"
-    )
-    assert set(sources.values()) <= {"memory", "peer"}
+    assert {rank: sources[rank] for rank in sealed} == dict.fromkeys(sealed, "memory")
+    assert {sources[rank] for rank in sources.keys() - sealed} <= {"memory", "peer"}
 
 
 def test_a_killed_rank_resumes_by_order_from_memory(make: Make, collector: Collector) -> None:
@@ -106,7 +107,7 @@ def test_a_killed_rank_resumes_by_order_from_memory(make: Make, collector: Colle
     assert {answer["status"] for answer in answers.values()} == {"accepted"}
     rows = cluster.wait_rows(2, expected + 3, 2)
     assert {min(row["step"] for row in rows if row["rank"] == rank) for rank in range(2)} == {expected}
-    assert_from_own_memory(cluster, rows)
+    assert_from_own_memory(collector, rows)
     assert all(row["position"] == row["step"] + 1 for row in rows)
     status = cluster.status("n0")
     assert (status["state"], status["generation"], status["members"]) == ("running", 2, ["n0", "n1"])
@@ -143,14 +144,14 @@ def test_a_stopped_rank_is_left_behind_and_its_node_stays_out(make: Make) -> Non
     assert {min(row["step"] for row in rows if row["rank"] == rank) for rank in range(2)} == {came_back[0]["step"]}
 
 
-def test_without_a_warden_the_job_restarts_by_itself(make: Make) -> None:
+def test_without_a_warden_the_job_restarts_by_itself(make: Make, collector: Collector) -> None:
     cluster = make(2, flags=("--nnodes", "2", "--rdzv-conf", "last_call_timeout=1"))
     for node in cluster.names:
         cluster.start_launcher(node)
     cluster.wait_rows(1, 7, 2)
     os.kill(cluster.pid_of(0, 1), signal.SIGKILL)
     rows = cluster.wait_rows(2, 10, 2)
-    assert_from_own_memory(cluster, rows)
+    assert_from_own_memory(collector, rows)
 
 
 def test_a_silent_control_plane_is_not_waited_for_for_ever(make: Make) -> None:
@@ -201,7 +202,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_is_replaced(make: Make, c
     cluster.order(2, cluster.names)
     rows = cluster.wait_rows(2, expected + 3, 2)
     assert cluster.status("n1")["launcher_pid"] != old["launcher_pid"]
-    assert_from_own_memory(cluster, rows)
+    assert_from_own_memory(collector, rows)
 
 
 def test_a_killed_warden_stops_nothing_and_its_successor_takes_over(make: Make) -> None:
