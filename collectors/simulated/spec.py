@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from trainwarden.clock import NS_PER_S
 from trainwarden.errors import UsageError
 
+VERSION = 1
+"""Number of the model of the cluster. What was trained or measured on one version says nothing about another: a change that moves
+`tests/collectors/simulated/frozen.json` raises it, and the fingerprints are taken anew (see `test_frozen.py` beside it)."""
+
 GPUS = 8
 START_NS = 1_767_225_600 * NS_PER_S
 """Default first moment (2026-01-01T00:00:00Z): recordings of one seed are the same bytes whenever they are made."""
