@@ -28,6 +28,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooL
 
 from streams import state
 from streams.detect import Pipeline
+from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
 from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
 from trainwarden.bus import Message, connect
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SESSION_TIMEOUT_S = 6.0
 HEARTBEAT_S = 1.0
+BEAT_S = 0.25
 TICK_S = 0.1
 RETRY_S = 0.2
 SLOW_FRAME_MS = 20.0
@@ -124,10 +126,17 @@ class RawService:
     """Reads raw topics, cuts, detects, publishes, commits: one leadership from assignment to revocation."""
 
     def __init__(
-        self, config: Config, outlet: Outlet, correlator: CorrelatorStage, metrics: Metrics, clock: Clock
+        self,
+        config: Config,
+        outlet: Outlet,
+        correlator: CorrelatorStage,
+        metrics: Metrics,
+        clock: Clock,
+        pulse: Pulse,
     ) -> None:
         self._config = config
         self._outlet = outlet
+        self._pulse = pulse
         self._correlator = correlator
         self._metrics = metrics
         self._clock = clock
@@ -138,7 +147,7 @@ class RawService:
         self.paused = False
 
     async def run(self) -> None:
-        """Lead until cancelled; a clean end leaves a snapshot, so that the next start is quick."""
+        """Lead until cancelled; a clean end leaves a snapshot, so that the next start is quick. Raises `StoodStill`."""
         async with _consumer(self._config, self._config.streams.group) as consumer:
             await _assign(consumer, [topic.name for topic in RAW])
             await self._resume(consumer)
@@ -208,9 +217,11 @@ class RawService:
         await self._deliver(result)
 
     async def _deliver(self, result: CutResult) -> None:
+        self._pulse.check()
         if result.frame is not None:
             self._correlator.correlator.on_frame(result.frame)
         offsets = await self._outlet.deliver(result.outputs)
+        self._stage.delivered(result, self._clock.now_ns())
         if CUTS.name in offsets:
             self._cuts_position = offsets[CUTS.name] + 1
 
@@ -224,7 +235,7 @@ class RawService:
             log.warning("positions of group %s were not stored: %s", self._config.streams.group, type(error).__name__)
 
     async def _save(self, consumer: Any) -> None:
-        if self._stage.seq and not self._stage.catching_up:
+        if self._stage.seq and not self._stage.catching_up and not self._pulse.stood_still:
             await self._outlet.deliver(self._stage.snapshot(self._cuts_position))
             await self._commit(consumer)
 
@@ -237,6 +248,7 @@ class Application:
         self._metrics = metrics
         self._clock = clock
         self._outlet = Outlet(config, clock)
+        self._pulse = Pulse(clock, SESSION_TIMEOUT_S - HEARTBEAT_S)
         self._correlator = CorrelatorStage(config, clock, metrics)
         self._raw: RawService | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -258,6 +270,7 @@ class Application:
     async def _until(self, stopping: asyncio.Event) -> None:
         ending = asyncio.ensure_future(stopping.wait())
         broken = asyncio.ensure_future(self.app.wait_until_stopped())
+        beating = asyncio.ensure_future(self._beat())
         while not ending.done():
             tasks = {ending, broken} | ({self._leading} if self._leading is not None else set())
             await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -265,10 +278,15 @@ class Application:
                 self._leading.result()
             if broken.done():
                 break
-        for task in (ending, broken):
+        for task in (ending, broken, beating):
             task.cancel()
         if not stopping.is_set() and self.app.crash_reason is not None:
             raise self.app.crash_reason
+
+    async def _beat(self) -> None:
+        while True:
+            self._pulse.beat()
+            await asyncio.sleep(BEAT_S)
 
     def _declare(self) -> None:
         app = self.app
@@ -295,7 +313,7 @@ class Application:
             self._correlator.refuse(message, f"the correlator failed on it: {error!r}")
 
     async def _tick(self) -> None:
-        if self._raw is None or not self._raw.ready.is_set() or self._raw.paused:
+        if self._raw is None or not self._raw.ready.is_set() or self._raw.paused or self._pulse.stood_still:
             return
         try:
             await self._outlet.deliver(self._correlator.tick())
@@ -318,13 +336,25 @@ class Application:
             self._raw.paused = True
 
     async def _lead(self) -> None:
+        """Lead, and begin anew after having stood still: when nobody else was made leader meanwhile, else this task is cancelled."""
+        while True:
+            try:
+                await self._lead_once()
+            except StoodStill:
+                log.warning("this worker stood still: it says nothing before it is known who leads")
+                self._raw, self._correlator = None, CorrelatorStage(self._config, self._clock, self._metrics)
+                self._metrics.count("tw_worker_stood_still_total")
+                await asyncio.sleep(SESSION_TIMEOUT_S + HEARTBEAT_S)
+                self._pulse.forget()
+
+    async def _lead_once(self) -> None:
         """A new leader knows what was published, and nothing else."""
         restored = self._correlator.restore(await read_all(self._config, INCIDENTS.name))
         since_ms = self._clock.now_ns() // NS_PER_MS - RECENT_VERDICTS_S * 1000
         for message in await read_all(self._config, VERDICTS.name, since_ms=since_ms):
             self._take(message)
         log.info("correlator took %d open incidents over", restored)
-        self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock)
+        self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock, self._pulse)
         await self._raw.run()
 
     async def _end_lead(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 import threading
@@ -18,6 +19,7 @@ MetricName = Literal[
     "tw_duplicates_total",  # records seen before, by topic
     "tw_ticks_skewed_total",  # ticks moved on the grid because the clock of their node is off, by node
     "tw_topology_conflicts_total",  # topology events that contradict what is known, by origin
+    "tw_worker_stood_still_total",  # times a leading worker was frozen for longer than its group waits
     "tw_cuts_total",  # frames cut, by phase (live, replayed)
     "tw_verdicts_ignored_total",  # verdicts that the correlator put aside, by reason
     "tw_verdicts_kept_back_total",  # opinions that the risk budget did not let open an incident, by detector
@@ -54,11 +56,35 @@ MetricName = Literal[
     "tw_source_ms",  # time to read one source, by source
     "tw_insert_ms",  # time of one insert, by table
     "tw_decision_ms",  # incident seen to plan decided
+    "tw_tick_delay_ms",  # grid point of a tick to its frame's verdicts on the topic, also in buckets
 ]
 
 NAMES: frozenset[str] = frozenset(get_args(MetricName))
 _SECTION = re.compile(r"    # (counter|gauge|sum)s\b")
 _ENTRY = re.compile(r'    "(tw_\w+)",  # (.+)')
+
+BUCKETS_MS = (
+    50,
+    100,
+    200,
+    300,
+    400,
+    500,
+    600,
+    800,
+    1000,
+    1250,
+    1500,
+    2000,
+    2500,
+    3000,
+    4000,
+    6000,
+    10_000,
+    30_000,
+    120_000,
+    math.inf,
+)
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -103,6 +129,13 @@ class Metrics:
         self._add(f"{name}_sum", value_ms, labels)
         self._add(f"{name}_count", 1, labels)
 
+    def observe_spread_ms(self, name: MetricName, value_ms: float, **labels: str) -> None:
+        """Add a duration to a sum, its count, and the Prometheus buckets (`BUCKETS_MS`) that it falls into."""
+        self.observe_ms(name, value_ms, **labels)
+        for limit_ms in BUCKETS_MS:
+            if value_ms <= limit_ms:
+                self._add(f"{name}_bucket", 1, {**labels, "le": "+Inf" if math.isinf(limit_ms) else f"{limit_ms:g}"})
+
     def value(self, name: str, **labels: str) -> float:
         """Present value, 0 when never touched."""
         return self._values.get(self._key(name, labels), 0.0)
@@ -120,6 +153,23 @@ class Metrics:
 
     def _key(self, name: str, labels: Mapping[str, str]) -> _Key:
         return name, (("component", self._component), *sorted(labels.items()))
+
+
+def quantile_ms(buckets: Mapping[float, float], share: float) -> float | None:
+    """The duration that `share` of all stay under, between the limits of a bucket in proportion; None where nothing was counted.
+
+    Examples
+    --------
+    >>> quantile_ms({100.0: 50, 200.0: 100, math.inf: 100}, 0.75)
+    150.0
+    """
+    wanted, low_ms, below = share * buckets.get(math.inf, 0.0), 0.0, 0.0
+    for limit_ms, count in sorted(buckets.items()):
+        if wanted and count >= wanted:
+            part = (wanted - below) / (count - below) if count > below else 1.0
+            return round(low_ms + part * (limit_ms - low_ms), 1) if math.isfinite(limit_ms) else limit_ms
+        low_ms, below = limit_ms, count
+    return None
 
 
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:
