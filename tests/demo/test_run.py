@@ -41,8 +41,8 @@ def ask(directory: Path, query: str) -> list[dict[str, str]]:
     ("fault", "kind", "actions"),
     [
         ("freeze", "rank_frozen", ["restart"]),
-        ("xid-log", "fatal_code", ["checkpoint", "isolate", "restart"]),
-        pytest.param("slow-loader", "data_slow", ["rebalance (recommended)"]),
+        pytest.param("xid-log", "fatal_code", ["checkpoint", "isolate", "restart"], marks=pytest.mark.faults),
+        pytest.param("slow-loader", "data_slow", ["rebalance (recommended)"], marks=pytest.mark.faults),
     ],
 )
 def test_a_fault_is_named_and_the_job_healed(fault: str, kind: str, actions: list[str], tmp_path: Path) -> None:
