@@ -21,6 +21,7 @@ from trainwarden_hook.lines import Link, Listener, Message
 from trainwarden_hook.peers import Peer
 from trainwarden_hook.supervisor import BadArgument, Order
 from trainwarden_hook.warden_http import Server
+from trainwarden_hook.warden_links import WardenLinks
 from trainwarden_hook.warden_state import Memory, StateFile
 from trainwarden_hook.wire import Sender
 
@@ -57,6 +58,7 @@ class Warden:
         self.wake = threading.Event()
         self._listener: Listener | None = None
         self._sender = Sender(os.environ.get("TRAINWARDEN_SOCKET") or None)
+        self.links: WardenLinks | None = None
 
     def listen(self, run_dir: str) -> None:
         """Open the socket that launchers report to.
@@ -119,8 +121,21 @@ class Warden:
             return self._admit()
         if command.verb == "status":
             return _answer("done", "", self.status())
+        if command.verb == "reroute":
+            return self._reroute(command.args)
         wait_s = float(command.args.get("deadline_ms", 3000)) / 1000.0 + ACK_TIMEOUT_S
         return self._forward(command.verb, command.args, wait_s)
+
+    def _reroute(self, args: dict[str, Any]) -> Answer:
+        if self.links is None:
+            return _answer(
+                "refused", f"the warden of node {self.memory.node} knows no links; start it with --links FILE"
+            )
+        return self.links.reroute(args, self.gate.persist)
+
+    def generation(self) -> int:
+        """The generation that runs, as far as it was told."""
+        return int(self._told.get("generation", 0) or self.memory.generation)
 
     def _world(self, args: dict[str, Any]) -> Answer:
         try:
@@ -204,6 +219,7 @@ class Warden:
             "fence": self.memory.fence,
             "exclusions": [{"node": self.memory.node, "reason": self.memory.excluded}] if self.memory.excluded else [],
             "reason": self._failed,
+            **({"links": self.links.status()} if self.links is not None else {}),
         }
 
     def _state(self, told: dict[str, Any], running: bool) -> str:
@@ -351,6 +367,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="trainwarden-warden", description=__doc__, epilog="-- trainwarden-run ...")
     for flag in ("--node", "--job", "--listen", "--secret-file", "--state-dir", "--run-dir"):
         parser.add_argument(flag, required=True)
+    parser.add_argument("--links", default="", metavar="FILE", help="rails of the nodes: move traffic off a bad one")
     given = parser.parse_args(own)
     if not launcher:
         raise UsageError("no launcher given; expected: trainwarden-warden [flags] -- trainwarden-run ... script.py")
@@ -377,11 +394,16 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
     process = LauncherProcess(launcher, given.node, given.job, run_dir)
     address = parse_endpoint(given.listen, "--listen")
     warden = Warden(memory, file, secret, process)
+    if given.links:
+        warden.links = WardenLinks(given.links, memory, secret, run_dir, warden.generation)
+        os.environ.update(warden.links.environment)
     server = Server(address, warden.gate.handle, warden.status)
     try:
         warden.listen(run_dir)
     except OSError as error:
         raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
+    if warden.links is not None:
+        warden.links.start()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
@@ -393,6 +415,8 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
     server.shutdown()
     warden.end()
     keeper.join()
+    if warden.links is not None:
+        warden.links.close()
     server.server_close()
     return 0
 

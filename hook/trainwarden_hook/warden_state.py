@@ -28,6 +28,7 @@ class Memory:
     order: dict[str, Any] | None = None
     nonces: dict[str, list[Any]] = field(default_factory=dict)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    avoided: list[list[str]] = field(default_factory=list)
 
 
 class StateFile:

@@ -1,0 +1,408 @@
+"""Link escape: watches carriers and heartbeats, moves the node's traffic off a rail that is dead or degraded, and back after repair."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from trainwarden_hook.addresses import UsageError
+from trainwarden_hook.beats import BadBeat, Beat, Codec
+from trainwarden_hook.moving import Mover, strict_filters
+from trainwarden_hook.mptcp import PathManager, Standbys, is_enabled
+from trainwarden_hook.netlink import LinkState, LinkWatch, links
+from trainwarden_hook.paths import ORDERED, Condition, Move, PeerPaths, State
+from trainwarden_hook.rail_sockets import RailSocket
+from trainwarden_hook.rails import Rails
+from trainwarden_hook.routes import RouteTable
+
+log = logging.getLogger("trainwarden.links")
+NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
+REALTIME_PRIORITY = 10
+MAX_NAMES = 8
+STANDARD_PACE_PER_S = 2000.0
+"""Heartbeats a node sends a second at most: with many peers they come at longer intervals."""
+Report = Callable[[dict[str, Any]], None]
+
+
+class Escape:
+    """Keeps the node's traffic on good rails.
+
+    Parameters
+    ----------
+    rails
+        The links file.
+    secret
+        Signs the heartbeats.
+    report
+        Called with the fields of each event, on the thread of this object.
+    avoided
+        (rail, peer) that orders took out of use before.
+
+    Raises
+    ------
+    UsageError
+        Routes or endpoints cannot be set here, or would not help.
+    """
+
+    def __init__(self, rails: Rails, secret: bytes, report: Report, avoided: Iterable[tuple[str, str]] = ()) -> None:
+        self.rails = rails
+        self._report = report
+        self._codec = Codec(secret, rails.digest)
+        self._place = rails.nodes.index(rails.own.name)
+        self._boot = time.time_ns()
+        self._number = 0
+        self._lock = threading.RLock()
+        self._indexes = [0] * len(rails.names)
+        self._carriers = 0
+        self._table = RouteTable(rails.tuning.rto_min_ms)
+        self._mover = Mover(rails, self._table, self._indexes)
+        self._sockets = [RailSocket(own, rails.port, name) for own, name in zip(rails.own.on, rails.interfaces, strict=True)]  # fmt: skip
+        self._peers = {rails.nodes.index(peer.name): peer for peer in rails.peers}
+        self._echo: dict[tuple[int, int], tuple[int, int]] = {}
+        self._lost: set[str] = set()
+        self._silent: set[str] = set()
+        self._unfit = 0
+        self._judged: dict[int, list[State]] = {}
+        self.counters: Counter[str] = Counter()
+        self._thread: threading.Thread | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ending = False
+        self._check()
+        self._follow(links())
+        adopted = self._mover.adopt()
+        self.paths = {
+            place: PeerPaths(peer.name, len(rails.names), rails.tuning, adopted[peer.name])
+            for place, peer in self._peers.items()
+        }
+        for rail, peer in avoided:
+            self._avoid_again(rail, peer)
+        self._standbys = self._make_standbys()
+
+    # -- beginning and end
+
+    def _check(self) -> None:
+        if strict := strict_filters(self.rails.interfaces):
+            raise UsageError(
+                f"links: rp_filter of {strict[0]} is 1: the kernel would drop what comes by another rail; "
+                f"set net.ipv4.conf.all.rp_filter and that of each rail to 0 or 2"
+            )
+        if self.rails.mptcp and not is_enabled():
+            raise UsageError("links: mptcp = true but net.mptcp.enabled is not 1; set the sysctl or mptcp = false")
+
+    def _make_standbys(self) -> Standbys | None:
+        if not self.rails.mptcp:
+            return None
+        own = self.rails.own
+        standbys = Standbys(PathManager(), own.address, own.on, self.rails.mptcp_port)
+        standbys.begin(self._indexes)
+        return standbys
+
+    def start(self) -> None:
+        """Begin to watch, on a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="trainwarden-links", daemon=True)
+        self._thread.start()
+
+    def close(self, keep: bool = False) -> None:
+        """End; routes and endpoints of ours are removed unless ``keep``."""
+        self._ending = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+        if not keep:
+            self._mover.clear()
+            if self._standbys is not None:
+                self._standbys.clear()
+        for rail in self._sockets:
+            rail.close()
+        self._table.close()
+
+    # -- the loop
+
+    def _run(self) -> None:
+        _be_prompt()
+        watch, poll = LinkWatch(), select.epoll()
+        try:
+            poll.register(watch.fileno(), select.EPOLLIN)
+            poll.register(self._wake, select.EPOLLIN)
+            with self._lock:
+                self._take_links(links(), poll)
+            self._loop(watch, poll)
+        finally:
+            watch.close()
+            poll.close()
+
+    def _loop(self, watch: LinkWatch, poll: select.epoll) -> None:
+        interval_ns = int(self._interval_ms() * NS_PER_MS)
+        due_ns = time.monotonic_ns()
+        while not self._ending:
+            wait_s = max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
+            ready = {number for number, _ in poll.poll(wait_s)}
+            try:
+                with self._lock:
+                    due_ns = self._turn(ready, watch, poll, due_ns, interval_ns)
+            except UsageError:
+                log.exception("links are no longer watched on this node")
+                raise
+            except Exception:
+                # an unforeseen error must not end the watch: the next turn looks at everything anew
+                self.counters["errors"] += 1
+                log.exception("a turn of the link watch failed; going on")
+
+    def _turn(self, ready: set[int], watch: LinkWatch, poll: select.epoll, due_ns: int, interval_ns: int) -> int:
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+        news = watch.fileno() in ready and self._take_links(watch.read(), poll)
+        heard = self._take_beats(ready)
+        now_ns = time.monotonic_ns()
+        due = now_ns >= due_ns
+        moved = self._decide(now_ns, set(self.paths) if due or news else heard)
+        if due or news or moved:
+            self._send(now_ns)
+        if not due:
+            return due_ns
+        # one that was held up does not make up for it
+        return due_ns + interval_ns if now_ns < due_ns + interval_ns else now_ns + interval_ns
+
+    def _interval_ms(self) -> float:
+        beats = len(self._peers) * len(self.rails.names)
+        return max(self.rails.tuning.heartbeat_ms, 1000.0 * beats / STANDARD_PACE_PER_S)
+
+    # -- carriers
+
+    def _follow(self, states: Iterable[LinkState]) -> tuple[int, int]:
+        """Take in what the kernel tells of interfaces; masks of rails whose carrier was lost and won."""
+        lost = won = 0
+        for state in states:
+            if state.name not in self.rails.interfaces:
+                continue
+            rail = self.rails.interfaces.index(state.name)
+            bit = 1 << rail
+            anew = state.usable and self._indexes[rail] != state.index
+            self._indexes[rail] = state.index
+            if state.usable and (anew or not self._carriers & bit):
+                won, lost = won | bit, lost & ~bit
+            elif not state.usable and self._carriers & bit:
+                lost, won = lost | bit, won & ~bit
+            self._carriers = self._carriers | bit if state.usable else self._carriers & ~bit
+        return lost, won
+
+    def _take_links(self, states: Iterable[LinkState], poll: select.epoll) -> bool:
+        lost, won = self._follow(states)
+        for rail, sock in enumerate(self._sockets):
+            if self._carriers >> rail & 1:
+                if won >> rail & 1:
+                    self._mover.lay(rail)
+                    self._relay(rail)
+                sock.open(poll)
+        return bool(lost | won)
+
+    def _relay(self, rail: int) -> None:
+        """The kernel dropped the escape routes over a rail that was switched off; whoever is on it needs them again."""
+        for place, paths in self.paths.items():
+            if paths.current == rail != 0:
+                self._mover.move(self._peers[place], rail)
+
+    # -- heartbeats
+
+    def _take_beats(self, ready: set[int]) -> set[int]:
+        """Places of the peers that were heard."""
+        heard: set[int] = set()
+        for rail, sock in enumerate(self._sockets):
+            if sock.number in ready:
+                for data in sock.read():
+                    self._take_beat(data, rail, heard)
+        return heard
+
+    def _take_beat(self, data: bytes, rail: int, heard: set[int]) -> None:
+        now_ns = time.monotonic_ns()
+        try:
+            beat = self._codec.unpack(data)
+        except BadBeat as error:
+            self.counters[f"bad_beats: {error}"] += 1
+            return
+        paths = self.paths.get(beat.sender)
+        if paths is None or beat.receiver != self._place or beat.rail != rail or not paths.is_newer(beat, now_ns):
+            self.counters["foreign_beats"] += 1
+            return
+        self._echo[beat.sender, rail] = (beat.sent_ns, now_ns)
+        paths.hear(beat, now_ns)
+        heard.add(beat.sender)
+
+    def _send(self, now_ns: int) -> None:
+        self._number += 1
+        for place, paths in self.paths.items():
+            peer, hears, clean = self._peers[place], paths.hears, paths.clean
+            for rail, sock in enumerate(self._sockets):
+                if not self._carriers >> rail & 1:
+                    continue
+                echo_ns, came_ns = self._echo.get((place, rail), (0, now_ns))
+                sent_ns = time.monotonic_ns()
+                beat = Beat(
+                    self._place, place, rail, self._boot, self._number, sent_ns, echo_ns, (sent_ns - came_ns) // 1000,
+                    self._carriers, hears, clean, paths.avoided,
+                )  # fmt: skip
+                if not sock.send(self._codec.pack(beat), peer.on[rail]):
+                    self.counters[f"unsent on {self.rails.names[rail]}"] += 1
+
+    # -- decisions
+
+    def _decide(self, now_ns: int, places: set[int]) -> bool:
+        """Look at these peers; whether traffic was moved."""
+        moves: list[Move] = []
+        for place in sorted(places):
+            paths = self.paths[place]
+            self._judged[place] = states = paths.judge(self._carriers, now_ns)
+            self._tell_lost(paths, states, now_ns)
+            move = paths.wish(states)
+            if move is not None:
+                moves.append(move)
+        self._mind_standbys(self._judged)
+        done = [move for move in moves if self._carry_out(move)]
+        self._tell_moves(done, now_ns)
+        return bool(done)
+
+    def _carry_out(self, move: Move) -> bool:
+        place = self.rails.nodes.index(move.peer)
+        if not self._mover.move(self._peers[place], move.target):
+            self.counters["failed_moves"] += 1
+            return False
+        self.paths[place].current = move.target
+        return True
+
+    def _mind_standbys(self, judged: dict[int, list[State]]) -> None:
+        """A rail that is bad towards most peers is taken out of every connection at once; towards few, routes do."""
+        if self._standbys is None:
+            return
+        for rail in range(len(self.rails.names)):
+            bad = sum(states[rail].condition >= Condition.DEGRADED for states in judged.values())
+            well = sum(states[rail].condition == Condition.GOOD for states in judged.values())
+            bit, others = 1 << rail, self._carriers & ~self._unfit & ~(1 << rail)
+            if not self._unfit & bit and 2 * bad > len(judged) and others:
+                self._unfit |= bit
+                self._standbys.take_out(rail)
+            elif self._unfit & bit and 2 * well > len(judged):
+                self._unfit &= ~bit
+                self._standbys.put_in(rail, self._indexes[rail])
+
+    def _tell_moves(self, moves: list[Move], now_ns: int) -> None:
+        groups: dict[tuple[int, int, str], list[str]] = {}
+        for move in moves:
+            groups.setdefault((move.source, move.target, move.cause), []).append(move.peer)
+        for (source, target, cause), peers in groups.items():
+            moved = target > source or bool(cause)
+            hold_s = max(self.paths[self.rails.nodes.index(peer)].hold_s(source) for peer in peers)
+            self._tell(
+                "moved" if moved else "returned", source if moved else target, peers, cause,
+                to=self.rails.names[target], hold_s=round(hold_s, 3) if moved else None,
+                took_us=(time.monotonic_ns() - now_ns) // 1000,
+            )  # fmt: skip
+
+    def _tell_lost(self, paths: PeerPaths, states: list[State], now_ns: int) -> None:
+        dead = all(state.condition is Condition.DEAD for state in states)
+        if dead != (paths.name in self._lost):
+            (self._lost.add if dead else self._lost.discard)(paths.name)
+            causes = ", ".join(f"{name} {state.cause}" for name, state in zip(self.rails.names, states, strict=True))
+            self._tell("lost" if dead else "found", paths.current, [paths.name], causes if dead else "")
+        silent = bool(paths.heard_at_ns) and now_ns - paths.heard_at_ns > self.rails.tuning.lost_s * NS_PER_S
+        if silent != (paths.name in self._silent):
+            (self._silent.add if silent else self._silent.discard)(paths.name)
+            cause = "no heartbeat on any rail" if silent else ""
+            self._tell("silent" if silent else "heard", paths.current, [paths.name], cause)
+
+    def _tell(self, event: str, rail: int, peers: list[str], cause: str, **more: Any) -> None:
+        names = ",".join(sorted(peers)[:MAX_NAMES])
+        fields = {
+            "event": event, "rail": self.rails.names[rail], "interface": self.rails.interfaces[rail], "peers": names,
+            "peer_count": len(peers), "cause": cause, "at_ns": time.time_ns(), **more,
+        }  # fmt: skip
+        self.counters[event] += 1
+        log.warning("link %s: %s", event, {key: value for key, value in fields.items() if value not in ("", None)})
+        self._report(fields)
+
+    # -- orders and state
+
+    def order(self, rail: str, peers: list[str], undo: bool, dry_run: bool) -> list[Move]:
+        """Take a rail out of use (towards all peers or some) until it is undone; the moves that follow from it.
+
+        Raises
+        ------
+        UsageError
+            There is no such rail or peer.
+        """
+        with self._lock:
+            bit = 1 << self.rails.rail(rail)
+            known = {paths.name: paths for paths in self.paths.values()}
+            if unknown := sorted(set(peers) - set(known)):
+                raise UsageError(f"there is no peer {unknown[0]!r}; the peers are {', '.join(sorted(known))}")
+            chosen = [known[name] for name in peers] or list(known.values())
+            moves = self._foresee(chosen, bit, undo)
+            if not dry_run:
+                for paths in chosen:
+                    paths.avoided = paths.avoided & ~bit if undo else paths.avoided | bit
+                os.eventfd_write(self._wake, 1)
+            return moves
+
+    def _foresee(self, chosen: list[PeerPaths], bit: int, undo: bool) -> list[Move]:
+        now_ns, moves = time.monotonic_ns(), []
+        for paths in chosen:
+            before = paths.avoided
+            paths.avoided = before & ~bit if undo else before | bit
+            move = paths.wish(paths.judge(self._carriers, now_ns))
+            paths.avoided = before
+            if move is not None:
+                moves.append(replace(move, cause=move.cause or ORDERED.cause))
+        return moves
+
+    def _avoid_again(self, rail: str, peer: str) -> None:
+        """An order from before a restart; one about a rail or node that the file no longer has is over."""
+        for paths in self.paths.values():
+            if paths.name == peer and rail in self.rails.names:
+                paths.avoided |= 1 << self.rails.rail(rail)
+
+    @property
+    def avoided(self) -> list[tuple[str, str]]:
+        """(rail, peer) that orders took out of use."""
+        return [
+            (name, paths.name)
+            for place, name in enumerate(self.rails.names)
+            for paths in self.paths.values()
+            if paths.avoided >> place & 1
+        ]
+
+    def rail_in_use(self) -> str:
+        """The rail that most peers are reached by."""
+        with self._lock:
+            used = Counter(paths.current for paths in self.paths.values())
+            return self.rails.names[used.most_common(1)[0][0] if used else 0]
+
+    def status(self) -> dict[str, Any]:
+        """For the status page."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            names = self.rails.names
+            peers = {
+                paths.name: {
+                    "rail": names[paths.current],
+                    "states": {name: str(state) for name, state in zip(names, paths.judge(self._carriers, now_ns), strict=True)},
+                }
+                for paths in self.paths.values()
+            }  # fmt: skip
+            carriers = {name: bool(self._carriers >> place & 1) for place, name in enumerate(names)}
+            return {"carriers": carriers, "peers": peers, "avoided": self.avoided, "counters": dict(self.counters)}
+
+
+def _be_prompt() -> None:
+    """A busy node must not look like a node with a dead link: this thread works some hundred times a second, microseconds each."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME_PRIORITY))
+    except OSError as error:
+        log.info("no real-time priority for the link watch: %s", error.strerror)
