@@ -262,10 +262,12 @@ class Application:
             await self.app.start()
             await self._until(stopping)
         finally:
-            await self._end_lead()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.app.stop(), STOP_S)
-            await self._outlet.stop()
+            try:
+                await self._end_lead()
+            finally:  # else the next start finds its port taken by this one
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.app.stop(), STOP_S)
+                await self._outlet.stop()
 
     async def _until(self, stopping: asyncio.Event) -> None:
         ending = asyncio.ensure_future(stopping.wait())
