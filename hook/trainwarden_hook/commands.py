@@ -13,7 +13,7 @@ from typing import Any
 
 from trainwarden_hook.warden_state import Memory, StateFile
 
-VERBS = ("world", "stop", "admit", "save", "kill", "status", "reroute")
+VERBS = ("world", "stop", "admit", "save", "kill", "status", "reroute", "shares")
 KINDS: dict[str, type] = {
     "id": str,
     "verb": str,

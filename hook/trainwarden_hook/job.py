@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainwarden_hook import segments, steps
+from trainwarden_hook.bulletin import StoreBoard
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.mailbox import Mailbox
+from trainwarden_hook.shares import Shares
 from trainwarden_hook.steps import Phase, StepRecorder
 from trainwarden_hook.wire import Sender
 
@@ -93,6 +95,11 @@ class Job:
         self.refused: list[str] = []
         self._saver: Saver | None = None
         self._state: Callable[[], dict[str, Any]] | None = None
+        self.division = Shares(
+            self.environment.rank, self.environment.world, lambda: StoreBoard(self.environment.generation)
+        )
+        self.mailbox.shares = self.division
+        self._switch: Callable[[bool], None] = _no_switch
         self._every = 0
         self._commanded: int | None = None
         self._scope = StepScope(self)
@@ -126,6 +133,7 @@ class Job:
 
     def tap_gradients(self, model: Any) -> None:
         """Register the communication hook on a DDP model."""
+        self._switch = sync_switch(model)
         if not hasattr(model, "register_comm_hook"):
             return
         from torch.nn.parallel import DistributedDataParallel
@@ -137,6 +145,8 @@ class Job:
         from trainwarden_hook.gradients import GradientTap
 
         group = model.process_group
+        if group.size() != self.environment.world:
+            self.division.barred = "shares are for jobs in which every rank is a replica"
         tap = GradientTap(group.size(), group)
         # DDP inspects the annotations of a hook and does not resolve text ones; a lambda has none.
         model.register_comm_hook(None, lambda state, bucket: tap(state, bucket))  # noqa: PLW0108
@@ -157,6 +167,9 @@ class Job:
         entered_ns = steps.now_ns()
         mailbox = self.mailbox
         mailbox.current = step
+        division = self.division
+        if division.total:
+            self.guard("shares", lambda: division.boundary(step))
         checkpoint_ns = 0
         if mailbox.save_at is not None or (self._every and step % self._every == 0 and step > self.start_step):
             before = steps.now_ns()
@@ -174,10 +187,49 @@ class Job:
         try:
             self.recorder.end()
             self.mailbox.step_ms = self.recorder.step_ns / 1e6
+            if self.division.total:
+                self.division.settle(*self.recorder.last_times())
         except Exception:
             self.errors["end"] += 1
             if self.errors["end"] == 1:
                 log.exception("a step could not be reported; training goes on")
+
+    # -- shares
+
+    def shares(self, batch: Any, micro_batches: int) -> Iterator[Any]:
+        """This rank's micro-batches of a step of ``micro_batches`` in all; go through it once a step and call `backward` for each.
+
+        Even shares at first; the control plane gives a slow rank fewer, on the same step everywhere, and gives them
+        back. The averaged gradient is always that of the whole global batch.
+
+        Parameters
+        ----------
+        batch
+            The global batch, the same on every rank (tensors, tuples or dicts of them, or a list of indices), of which
+            each rank gets its slices; or an iterator (``iter(loader)``) of this rank's own micro-batches of equal size.
+        micro_batches
+            Of all ranks together; always the same, at least one a rank.
+
+        Examples
+        --------
+        >>> import trainwarden_hook as tw
+        >>> job = tw.Job()
+        >>> [part for part in job.shares([1, 2, 3, 4], micro_batches=2)]
+        [[1, 2], [3, 4]]
+        """
+        return self.division.take(batch, micro_batches, self._switch)
+
+    def backward(self, loss: Any) -> Any:
+        """``loss.backward()`` for the mean loss of the present micro-batch, weighted by its part of the global batch.
+
+        Returns
+        -------
+        Tensor
+            The loss times that part, detached: the sum of them over all ranks is the mean loss of the global batch.
+        """
+        weighted = loss * self.division.weight
+        weighted.backward()
+        return weighted.detach() / self.division.world
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -273,6 +325,19 @@ class Job:
         environment = self.environment
         if not environment.mailbox_path:
             segments.unlink_rank(environment.job, environment.node, environment.local_rank)
+
+
+def _no_switch(on: bool) -> None:
+    """A model on one process exchanges nothing."""
+
+
+def sync_switch(model: Any) -> Callable[[bool], None]:
+    """What turns the exchange of gradients on and off: as ``no_sync`` does for DDP, ``set_requires_gradient_sync`` of FSDP."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        return lambda on: model.set_requires_gradient_sync(on)
+    if hasattr(model, "require_backward_grad_sync"):
+        return lambda on: setattr(model, "require_backward_grad_sync", on)
+    return _no_switch
 
 
 def _barrier() -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 
 from trainwarden_hook.lines import Link, Message, connect
 from trainwarden_hook.peers import Peer
+from trainwarden_hook.shares import Shares
 
 log = logging.getLogger("trainwarden.hook")
 
@@ -27,6 +29,7 @@ class Mailbox:
         self.current = -1
         self.save_at: int | None = None
         self.step_ms = 0.0
+        self.shares: Shares | None = None
         self._why_not = why_not
         self._peer: Peer | None = None
 
@@ -42,14 +45,30 @@ class Mailbox:
         self._peer.run_in_thread("trainwarden-mailbox")
         return True
 
-    def handle(self, _: Peer | None, message: Message) -> Message | None:
-        """Answer ``arm`` and ``commit``."""
+    def handle(self, peer: Peer | None, message: Message) -> Message | None:
+        """Answer ``arm``, ``commit`` and ``shares``."""
         command = message.get("cmd")
         if command == "arm":
-            return {"step": self.current, "step_ms": self.step_ms, "refused": self._why_not()}
+            answer: Message = {"step": self.current, "step_ms": self.step_ms, "refused": self._why_not()}
+            shares = self.shares.describe() if self.shares is not None else None
+            return answer if shares is None else {**answer, "shares": shares}
+        if command == "shares":
+            return self._change_shares(peer, message)
         if command == "commit" and isinstance(message.get("step"), int):
             return self._commit(message["step"])
         return {"error": f"unknown command {command!r}"}
+
+    def _change_shares(self, peer: Peer | None, message: Message) -> Message | None:
+        """In a thread of its own: it waits for the store and for the training thread, and a save must not wait behind it."""
+        shares = self.shares
+        if shares is None:
+            return {"error": "this process has no shares"}
+        if peer is None:
+            return shares.handle(message)
+        threading.Thread(
+            target=lambda: peer.answer(message, shares.handle(message)), name="trainwarden-shares-command", daemon=True
+        ).start()
+        return None
 
     def _commit(self, step: int) -> Message:
         self.save_at = step

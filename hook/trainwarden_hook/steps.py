@@ -139,6 +139,14 @@ class StepRecorder:
         if tap is not None:
             tap.settle(self.step_ns, self._own_ns + self._carried_ns)
 
+    def last_times(self) -> tuple[int, int, int]:
+        """Of the step that has just ended: its length, when the last gradient was handed over (0: not known), the wait after it."""
+        tap = self.tap
+        handed_ns, reduced_ns = (0, 0) if tap is None else (tap.handed_ns, tap.reduced_ns)
+        returned_ns = self._backward_left_ns or reduced_ns
+        wait_ns = max(0, returned_ns - handed_ns) if handed_ns else 0
+        return self._ended_ns - self._began_ns, handed_ns, wait_ns
+
     def complete_norms(self) -> None:
         """Measure the averaged gradients of the last step if that has not been done: a save depends on them."""
         if self.tap is not None and self._norm is None:

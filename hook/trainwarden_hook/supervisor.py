@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainwarden_hook import sharing
 from trainwarden_hook.options import Options
 from trainwarden_hook.trainers import Trainers, commit_failure
 from trainwarden_hook.wire import Sender
@@ -168,6 +169,7 @@ class Supervisor:
             "stop": self._stop,
             "kill": self._kill,
             "save": self._save,
+            "shares": self._shares,
             "status": self._status,
         }
         action = actions.get(verb)
@@ -241,20 +243,28 @@ class Supervisor:
                 return answer
         return answer
 
+    def _shares(self, args: dict[str, Any]) -> dict[str, Any]:
+        expected = [worker.rank for worker in self.workers.current if worker.alive]
+        if not expected:
+            return _answer("refused", f"no worker runs on node {self.options.node}")
+        return sharing.change(self.trainers.peers(), expected, args)
+
     def _status(self, args: dict[str, Any]) -> dict[str, Any]:
         return _answer("done", "", self.describe(with_steps=True))
 
     def describe(self, with_steps: bool = False) -> dict[str, Any]:
         """State, generation, members and ranks as status shows them."""
-        steps = self.trainers.last_steps() if with_steps else {}
+        said = self.trainers.look() if with_steps else {}
+        shares = sharing.shares_of(said)
         ranks = [
             {
                 "rank": worker.rank,
                 "local_rank": worker.local_rank,
                 "pid": worker.pid,
-                "last_step": steps.get(worker.rank),
+                "last_step": said.get(worker.rank, {}).get("step"),
                 "alive": worker.alive,
                 "exit_code": worker.exit_code,
+                **({"shares": shares[worker.rank]} if worker.rank in shares else {}),
             }
             for worker in list(self.workers.current)
         ]

@@ -52,10 +52,9 @@ class Trainers:
         with self._changed:
             return dict(self._peers)
 
-    def last_steps(self) -> dict[int, int]:
-        """The step each rank is in; a rank that does not answer is absent."""
-        answers = ask_all(self.peers(), {"cmd": "arm"}, PEEK_TIMEOUT_S)
-        return {rank: answer["step"] for rank, answer in answers.items()}
+    def look(self) -> dict[int, Message]:
+        """What each rank says of itself (``step``, ``step_ms``, ``shares``); one that does not answer is absent."""
+        return ask_all(self.peers(), {"cmd": "arm"}, PEEK_TIMEOUT_S)
 
     def arm(self, expected: list[int]) -> Message:
         """First half of a coordinated save: where is every rank, and how long is a step."""
