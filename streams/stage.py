@@ -19,7 +19,7 @@ from streams.incidents import Correlator
 from streams.state import Resume
 from trainwarden.bus import Message
 from trainwarden.bus.dead import bury, fitting
-from trainwarden.clock import Clock
+from trainwarden.clock import NS_PER_MS, Clock
 from trainwarden.config import Config
 from trainwarden.errors import DecodeError
 from trainwarden.parallel import MAX_WORLD
@@ -193,6 +193,11 @@ class RawStage:
             self.seq += 1
             self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
         return CutResult(frame, verdicts, tuple(self._outbox.take()))
+
+    def delivered(self, result: CutResult, now_ns: int) -> None:
+        """Tell that a result's outputs are on their topics: the end of the way from a tick to what is said of it."""
+        for tick in result.frame.ticks if result.frame is not None else ():
+            self._metrics.observe_spread_ms("tw_tick_delay_ms", (now_ns - tick.at_ns) / NS_PER_MS)
 
     def snapshot(self, cuts_position: int | None = None) -> tuple[Output, ...]:
         """State after the last cut, as messages. `cuts_position` is the next offset of the cuts topic, where the host knows it."""
