@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,17 +16,20 @@ from trainwarden import config as configuration
 from trainwarden import topics
 from trainwarden.bus import Message, connect
 from trainwarden.cli import ConfigOption
-from trainwarden.clock import NS_PER_MS, NS_PER_S, SystemClock
+from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock, SystemClock
 from trainwarden.commands.lifecycle import configure_logging, stop_event
-from trainwarden.errors import UsageError
+from trainwarden.errors import BusError, UsageError
 
 if TYPE_CHECKING:
     from collectors.simulated.encode import Sent
     from streams.recording import Recorder
 
+log = logging.getLogger(__name__)
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FLUSH_TIMEOUT_S = 60.0
+RETRY_S = 0.2
 
 
 @app.command()
@@ -69,7 +73,7 @@ def run(
     spec = Spec(nodes=nodes, seed=seed, rails=rails, rate_hz=rate, jobs=jobs, disorder=disorder, start_ns=start_ns)
     simulator = build(spec, faults, length_s, [word for word in without.split(",") if word])
     sheet_path = truth or Path(f"{out}.truth.json" if out else f"simulated-{seed}.truth.json")
-    sink = _Broker(configuration.load(config).kafka.url) if kafka else _Folder(_given(out), start_ns)
+    sink = _Broker(configuration.load(config).kafka.url, clock) if kafka else _Folder(_given(out), start_ns)
     begun = time.process_time()
     told = simulate(simulator, round(length_s * rate), sink.deliver, Pace(clock, pace_speed), stop_event().is_set)
     sink.close()
@@ -126,22 +130,45 @@ class _Folder:
 
 
 class _Broker:
-    """Messages to a broker; its topics are created first."""
+    """Messages to a broker; its topics are created first. What it does not take is sent again: a cluster's collectors would."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._clock = clock
         self._bus = connect(url)
         self._bus.wait_ready(10.0)
         self._bus.ensure_topics(topics.ALL)
-        self._publisher = self._bus.publisher()
+        self._failed: list[tuple[str, bytes, bytes]] = []
+        self._publisher = self._bus.publisher(self._note)
 
     def deliver(self, sent: Sequence[Sent]) -> None:
-        for message in sent:
-            self._publisher.publish(message.topic, message.key, message.value)
-        self._publisher.flush(FLUSH_TIMEOUT_S)
+        self._publish((message.topic, message.key, message.value) for message in sent)
+        end_ns = self._clock.monotonic_ns() + int(FLUSH_TIMEOUT_S * NS_PER_S)
+        while (error := self._flush()) is not None:
+            if self._clock.monotonic_ns() > end_ns:
+                raise error
+            failed, self._failed = self._failed, []
+            log.warning("%s; %d messages are sent again", error, len(failed))
+            self._clock.sleep(RETRY_S)
+            self._publish(failed)
 
     def close(self) -> None:
         self._publisher.close()
         self._bus.close()
+
+    def _publish(self, messages: Iterable[tuple[str, bytes, bytes]]) -> None:
+        for topic, key, value in messages:
+            self._publisher.publish(topic, key, value)
+
+    def _flush(self) -> BusError | None:
+        try:
+            self._publisher.flush(FLUSH_TIMEOUT_S)
+        except BusError as error:
+            return error
+        return None
+
+    def _note(self, topic: str, key: bytes, value: bytes, reason: str) -> None:
+        del reason
+        self._failed.append((topic, key, value))
 
 
 def _print_faults() -> None:
