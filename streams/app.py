@@ -328,6 +328,7 @@ class Application:
             await self._end_lead()
             log.info("worker stands by: another one leads")
         elif self._leading is None:
+            self._pulse.forget()
             self._leading = asyncio.ensure_future(self._lead())
         elif self._raw is not None:
             self._raw.paused = False
