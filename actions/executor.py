@@ -19,6 +19,8 @@ from actions.fences import PendingFences
 from actions.journal import Journal
 from actions.ledger import LeaseLost, LedgerError, Row, step_row
 from actions.rails.base import Rail, Refusal, first_refusal
+from actions.rebalancing import UNDO, wait_for_rate
+from actions.shares import pace_ms, parse_shares, propose, text_of
 from actions.verify import Verification, verify
 from actions.watch import Watch
 from actions.world import JobState, NodeState, World, isolated_by, restarts
@@ -134,6 +136,7 @@ class Executor:
             Verb.ISOLATE: self._isolate,
             Verb.RESTART: self._restart,
             Verb.RETURN_NODE: self._return_node,
+            Verb.REBALANCE: self._rebalance,
         }[step.verb](plan, step, begun)
 
     def _save(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
@@ -188,6 +191,37 @@ class Executor:
         self._write(plan, step, status, outcome.reason, **outcome.detail)
         if outcome.status != "done":
             raise _Stop(ActionStatus.FAILED, f"{step.target} could not be returned: {outcome.reason}")
+
+    def _rebalance(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        """The shares are chosen once and written down first: after a crash the same change is asked for again."""
+        if begun is None:
+            ranks = self._watch.job(plan.job).shares
+            proposal = propose(ranks, len(ranks))
+            if proposal.why_not:
+                raise _Stop(ActionStatus.DENIED, proposal.why_not, "backend")
+            before = text_of([ranks[rank].share for rank in sorted(ranks)])
+            begun = self._start(
+                plan, step, shares=text_of(proposal.shares), before=before, step_ms=f"{pace_ms(ranks):.2f}"
+            )
+        outcome = self._backend.rebalance(self._order(plan, step.key), parse_shares(begun.detail["shares"]))
+        status = ActionStatus.DONE if outcome.status == "done" else ActionStatus.FAILED
+        self._write(plan, step, status, outcome.reason, **outcome.detail)
+        if status is ActionStatus.FAILED:
+            raise _Stop(status, f"the shares of job {plan.job} could not be changed: {outcome.reason}")
+
+    def _verify_rate(self, plan: Plan, step: PlanStep) -> None:
+        """By the length of a step; shares that do not help are taken back."""
+        begun = next(row for row in self._written(plan)[step.key] if row.status is ActionStatus.STARTED)
+        result = wait_for_rate(
+            self._watch, plan.job, step.key, float(begun.detail["step_ms"]), self._settings.verify_s, self._clock,
+            self._journal.ledger.check_lease,
+        )  # fmt: skip
+        if result.passed:
+            self._end(plan, ActionStatus.VERIFIED, result.reason, **result.detail)
+            return
+        outcome = self._backend.rebalance(self._order(plan, f"{step.key}.{UNDO}"), parse_shares(begun.detail["before"]))
+        self._write(plan, step, ActionStatus.REVERTED, f"{result.reason}; shares as before: {outcome.reason}")
+        self._end(plan, ActionStatus.REVERTED, result.reason, **result.detail)
 
     def _restart(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
         """Order the new world; once more without those who did not answer. The ledger says which round we are in."""
@@ -276,6 +310,10 @@ class Executor:
         return self._journal.ledger.rows_since(0, Verb.RESTART, ActionStatus.STARTED, job)
 
     def _verify(self, plan: Plan) -> None:
+        divided = next((step for step in plan.steps if step.verb is Verb.REBALANCE), None)
+        if not restarts(plan) and divided is not None:
+            self._verify_rate(plan, divided)
+            return
         if not restarts(plan):
             self._end(plan, ActionStatus.VERIFIED, "nothing to wait for: no restart was part of the plan")
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actions.shares import excess, propose
 from actions.world import JobState, nodes_of
 from trainwarden.clock import NS_PER_S
 from trainwarden.errors import UsageError
@@ -19,6 +20,8 @@ from trainwarden.records import Incident, Mode, Plan, PlanStep, Reach, Verb, sta
 
 COST_ORDER = (Verb.NOTIFY, Verb.REROUTE, Verb.REBALANCE, Verb.SAVE, Verb.ISOLATE, Verb.RETURN_NODE, Verb.RESTART)
 """Cheapest first; also the order in which the verbs of one plan must run."""
+_BY_SHARES = frozenset({"compute_slow"})
+"""Kinds that less work helps although their remedy is to take the node out."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,15 @@ class PlannerSettings:
         A plan not begun by then expires; a person gets longer to approve.
     stalled_s
         Without a new step for so long the job is taken to be unable to save.
+    rebalance_below_ratio
+        A rank that computes slowly is given less to do instead of being taken out, while a micro-batch costs it less than
+        so many times its peers' and its script divides its batch by shares; one that comes back is taken out.
     """
 
     ttl_s: float = 60.0
     approve_ttl_s: float = 1800.0
     stalled_s: float = 3.0
+    rebalance_below_ratio: float = 3.0
 
 
 def plan(
@@ -63,16 +70,18 @@ def plan(
     """
     kind = policy.kind(incident.kind)
     verbs = _verbs(incident, kind, recurred)
+    mild = not recurred and incident.recurrence == 0 and _is_mild(incident, verbs, kind, job, settings)
+    verbs = (Verb.REBALANCE,) if mild else verbs
     verbs = tuple(verb for verb in verbs if verb is not Verb.SAVE or _can_save(kind, job, now_ns, settings))
     steps = tuple(_steps(incident, verbs, number))
     if not steps:
         return None
-    mode = _mode(incident, kind, policy, verbs)
+    mode = _mode(incident, kind, policy, verbs, mild)
     ttl_s = settings.approve_ttl_s if mode is Mode.APPROVE else settings.ttl_s
     return Plan(
         cluster=incident.cluster, observed_at_ns=now_ns, plan_id=stable_id("plan", incident.incident_id, number),
         incident_id=incident.incident_id, incident_revision=incident.revision, number=number, job=incident.job,
-        attempt=incident.attempt, kind=incident.kind, steps=steps, mode=mode, reason=_reason(incident, verbs, recurred),
+        attempt=incident.attempt, kind=incident.kind, steps=steps, mode=mode, reason=_reason(incident, verbs, recurred, job),
         expires_at_ns=now_ns + int(ttl_s * NS_PER_S), policy_revision=policy.revision,
         precondition=f"job {incident.job} is at attempt {incident.attempt}, incident {incident.incident_id} is open with these culprits",
     )  # fmt: skip
@@ -120,6 +129,18 @@ def _parse(incident: Incident) -> list[Verb]:
         ) from None
 
 
+def _is_mild(
+    incident: Incident, verbs: tuple[Verb, ...], kind: FaultKind, job: JobState, settings: PlannerSettings
+) -> bool:
+    """Whether less work would do for a slow rank: cheaper than a restart, and it costs no node."""
+    slow = kind.family is Family.FAIL_SLOW and kind.name in _BY_SHARES and Verb.ISOLATE in verbs
+    ranks = job.shares
+    if not slow or not ranks or propose(ranks, len(ranks)).why_not:
+        return False
+    blamed = [rank for node in nodes_of(incident.culprits) if node in job.nodes for rank in job.nodes[node].shares]
+    return bool(blamed) and max(excess(ranks, rank) for rank in blamed) < settings.rebalance_below_ratio
+
+
 def _can_save(kind: FaultKind, job: JobState, now_ns: int, settings: PlannerSettings) -> bool:
     """A stopped or corrupt job must not save; one that only runs slowly, or on hardware that is about to go, should."""
     if kind.family is Family.CORRUPTION:
@@ -148,17 +169,18 @@ def _key(incident_id: str, number: int, verb: Verb, target: str) -> str:
     return f"{incident_id}.{number}.{verb.value}.{target}"
 
 
-def _mode(incident: Incident, kind: FaultKind, policy: Policy, verbs: tuple[Verb, ...]) -> Mode:
+def _mode(incident: Incident, kind: FaultKind, policy: Policy, verbs: tuple[Verb, ...], mild: bool) -> Mode:
     """The operator's mode. A recommendation at most for what an incident claims beyond the policy (anybody may have written
     it), and for a fault that came back while nobody is known to be its cause."""
     reaches = reach_at_least(incident.reach, Reach.ACT) and reach_at_least(kind.reach, Reach.ACT)
-    allowed = set(verbs) <= {*kind.remedy, *kind.remedy_on_recurrence}
+    allowed = mild or set(verbs) <= {*kind.remedy, *kind.remedy_on_recurrence}
     blind = Verb.ISOLATE in kind.remedy_on_recurrence and incident.recurrence > 0 and not nodes_of(incident.culprits)
     sure = reaches and allowed and not blind
     return strictest(policy.mode_of(incident.job, verbs), Mode.AUTO if sure else Mode.RECOMMEND)
 
 
-def _reason(incident: Incident, verbs: tuple[Verb, ...], recurred: bool) -> str:
+def _reason(incident: Incident, verbs: tuple[Verb, ...], recurred: bool, job: JobState) -> str:
     who = ", ".join(map(str, incident.culprits)) or "no culprit"
     again = " again" if recurred or incident.recurrence > 0 else ""
-    return f"{incident.kind}{again} ({who}): {', then '.join(verb.value for verb in verbs)}"
+    shares = f": {propose(job.shares, len(job.shares))}" if Verb.REBALANCE in verbs and job.shares else ""
+    return f"{incident.kind}{again} ({who}): {', then '.join(verb.value for verb in verbs)}{shares}"

@@ -21,6 +21,7 @@ from actions.lease import Holder
 from actions.ledger import LeaseLost, Ledger, LedgerError, Row
 from actions.planner import PlannerSettings
 from actions.rails.base import RAILS, Rail
+from actions.rebalancing import LOOK_S, Tender
 from actions.watch import Watch
 from trainwarden.bus import Bus, Message, connect, decode_or_dead
 from trainwarden.bus.dead import bury
@@ -93,6 +94,9 @@ class ActionService:
             self.journal, parts.backend, self.watch, self.fences, rails, parts.clock, settings, self.desk.world,
             self.desk.newer_trouble,
         )  # fmt: skip
+        self._tender = Tender(
+            self.journal, parts.backend, self.watch, parts.clock, lambda plan: self.desk.world(plan).kill_switch
+        )
         self._holder = Holder.myself(holder_name)
         self._lease_s = lease_s
         self._catch_up_s = catch_up_s
@@ -118,6 +122,7 @@ class ActionService:
             ("lease", self._lease_loop),
             ("main", self._main_loop),
             ("outbox", self._outbox_loop),
+            ("shares", self._shares_loop),
         ):
             thread = threading.Thread(target=self._guarded, args=(name, loop), name=f"actions-{name}", daemon=True)
             thread.start()
@@ -250,6 +255,11 @@ class ActionService:
             if self.leading:
                 self.journal.settle(5.0)
                 self.fences.retry()
+
+    def _shares_loop(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            if self.leading and self.caught_up:
+                self._tender.tend()
 
     # --- incidents ---------------------------------------------------------------------------------------------------
 

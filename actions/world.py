@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from actions.shares import RankShare
 from trainwarden.records import Entity, EntityKind, Incident, IncidentStatus, Plan, Verb
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class NodeState:
         Rank → step it is in; a rank that has not said anything is absent.
     fence
         Highest fencing number the warden has kept.
+    shares
+        Rank → its share of the global batch, of scripts that have such.
     """
 
     node: str
@@ -37,6 +40,7 @@ class NodeState:
     fence: int = 0
     excluded: bool = False
     reason: str = ""
+    shares: Mapping[int, RankShare] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class JobState:
         """Lowest step among the ranks of the newest generation; -1 when nobody says."""
         steps = [step for node in self.running() for step in node.last_steps.values()]
         return min(steps, default=-1)
+
+    @property
+    def shares(self) -> dict[int, RankShare]:
+        """Shares of the ranks of the newest generation; empty when the script has none."""
+        return {rank: share for node in self.running() if node.reachable for rank, share in node.shares.items()}
 
     def running(self) -> list[NodeState]:
         """Members of the newest generation that are in it."""

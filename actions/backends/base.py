@@ -82,6 +82,11 @@ class Backend(ABC):
     def return_node(self, order: Order, node: str) -> Outcome:
         """Let `node` take part again; it starts nothing."""
 
+    def rebalance(self, order: Order, shares: tuple[int, ...], dry_run: bool = False) -> Outcome:
+        """Give the ranks these shares of the global batch, all on the same step; a dry run only asks whether they would take them."""
+        del order, shares, dry_run
+        return Outcome("failed", self.can(Verb.REBALANCE) or f"backend {self.name} cannot change shares")
+
     def learn(self, nodes: tuple[str, ...]) -> None:  # noqa: B027 - a backend with its own inventory has nothing to learn
         """Nodes that the topology names."""
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from actions.backends.base import Backend, Order, Outcome
 from actions.backends.client import Answer, Command, Unreachable, WardenClient, address_of
+from actions.shares import RankShare, text_of
 from actions.world import JobState, NodeState
 from trainwarden.clock import NS_PER_MS, Clock
 from trainwarden.errors import ConfigError, UnavailableError, UsageError
@@ -27,11 +28,12 @@ COMMIT_REACH_MS = 150.0
 """Least time allowed for a commit to reach every rank before the step that it names begins; twice the arming if that took longer."""
 MAX_MARGIN_STEPS = 50
 SAVE_ATTEMPTS = 2
+GO_LEAST_MS = 3000.0
+"""Least time for rank 0 to come to a step boundary, and as much again for its answer to come back."""
 MAX_THREADS = 64
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names come from the topology: one with other characters could lead a command to another host or port."""
 _CANNOT = {
-    Verb.REBALANCE: "the wardens of this version cannot change the shares of ranks",
     Verb.REROUTE: "the wardens of this version cannot move traffic to another link",
     Verb.NOTIFY: "notifying is the notifiers' work",
 }
@@ -144,6 +146,33 @@ class WardenBackend(Backend):
             future.add_done_callback(_log_outside)
         return _restart_outcome(answers, members, generation)
 
+    def rebalance(self, order: Order, shares: tuple[int, ...], dry_run: bool = False) -> Outcome:
+        """Told to every rank, the node of rank 0 first, then rank 0 goes; what fails before that has changed nothing."""
+        nodes = self._members(order.job)
+        if not nodes:
+            return Outcome("failed", f"no node of job {order.job} is known")
+        first = next(iter(nodes))
+        change = {"id": order.key, "shares": list(shares)}
+        told: dict[str, Answer | None] = {}
+        for some in ({first: nodes[first]}, {node: client for node, client in nodes.items() if node != first}):
+            told |= self._ask_all(
+                some, "shares", order.part("prepare"), {**change, "phase": "prepare", "dry_run": dry_run}
+            )
+            if (failure := _first_failure(told)) is not None:
+                self._ask_all({first: nodes[first]}, "shares", order.part("void"), {**change, "phase": "void"})
+                return failure
+        if dry_run:
+            return Outcome("done", f"{len(nodes)} nodes would take the shares {text_of(shares)}")
+        deadline_ms = GO_LEAST_MS + 3 * self._pace_ms(order.job)
+        args = {**change, "phase": "go", "deadline_ms": deadline_ms}
+        answer = self._ask_all({first: nodes[first]}, "shares", order.part("go"), args, deadline_ms + GO_LEAST_MS)
+        return _first_failure(answer) or Outcome("done", f"shares {text_of(shares)}", _change_detail(answer[first]))
+
+    def _pace_ms(self, job: str) -> float:
+        with self._lock:
+            ranks = [rank for state in self._seen.values() if state.job == job for rank in state.shares.values()]
+        return max((rank.recent_ms for rank in ranks), default=0.0)
+
     def return_node(self, order: Order, node: str) -> Outcome:
         answer = self._ask_all(self._only(node), "admit", order, {"reason": order.reason})[node]
         return Outcome("failed", f"{node} is out of reach") if answer is None else _outcome(node, answer)
@@ -235,12 +264,14 @@ def parse_status(node: str, value: Mapping[str, Any]) -> NodeState:
             _names(entry, node) for entry in value.get("exclusions") or ()
         )
         numbers = int(value.get("generation") or 0), int(value.get("fence") or 0)
+        shares = {int(r["rank"]): RankShare.parse(r["shares"]) for r in ranks if r.get("shares")}
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Unreachable(f"{node}: its status cannot be read ({error!r})") from None
     job, state = str(value.get("job", "")), str(value.get("state", ""))
     return NodeState(
-        node, True, job, state, numbers[0], members, steps, alive, numbers[1], excluded, str(value.get("reason", ""))
-    )
+        node, True, job, state, numbers[0], members, steps, alive, numbers[1], excluded, str(value.get("reason", "")),
+        {rank: share for rank, share in shares.items() if share is not None},
+    )  # fmt: skip
 
 
 def _names(entry: object, node: str) -> bool:
@@ -302,6 +333,10 @@ def _first_failure(answers: Mapping[str, Answer | None]) -> Outcome | None:
 def _save_detail(step: int, saved: Mapping[str, Answer | None]) -> dict[str, str]:
     stall_ms = max((float(a.result.get("stall_ms") or 0.0) for a in saved.values() if a is not None), default=0.0)
     return {"step": str(step), "stall_ms": f"{stall_ms:.1f}"}
+
+
+def _change_detail(answer: Answer | None) -> dict[str, str]:
+    return {"step": str(answer.result.get("step", ""))} if answer is not None else {}
 
 
 def _restart_outcome(answers: Mapping[str, Answer | None], members: tuple[str, ...], generation: int) -> Outcome:

@@ -46,6 +46,8 @@ class StepScope:
     ) -> None:
         if kind is None:
             self._job.leave_step()
+        elif issubclass(kind, Exception):
+            self._job.guard("last save", lambda: self._job.on_failed_step(self._step))
 
     def data(self) -> Phase:
         """Fetching the batch."""
@@ -104,6 +106,7 @@ class Job:
         self._commanded: int | None = None
         self._scope = StepScope(self)
         self._evaluation_started = 0
+        self.on_failed_step: Callable[[int], None] = lambda step: None
 
     def guard(self, place: str, action: Callable[[], Any]) -> Any:
         """Run ``action``; a failure is counted, logged once per place, and yields ``None``."""
@@ -334,7 +337,8 @@ def _no_switch(on: bool) -> None:
 def sync_switch(model: Any) -> Callable[[bool], None]:
     """What turns the exchange of gradients on and off: as ``no_sync`` does for DDP, ``set_requires_gradient_sync`` of FSDP."""
     if hasattr(model, "set_requires_gradient_sync"):
-        return lambda on: model.set_requires_gradient_sync(on)
+        switch: Callable[[bool], None] = model.set_requires_gradient_sync
+        return switch
     if hasattr(model, "require_backward_grad_sync"):
         return lambda on: setattr(model, "require_backward_grad_sync", on)
     return _no_switch

@@ -197,9 +197,8 @@ class Shares:
             proposal.at = int(text)
 
     def _publish(self, proposal: Proposal, step: int) -> None:
-        overdue = self._clock() > proposal.until
-        go = proposal.go and not overdue
-        if not go and not overdue:
+        go = proposal.go
+        if not go and self._clock() <= proposal.until:
             return
         board, at = self._board, step + AHEAD_STEPS
         assert board is not None, "a proposal is accepted with an open board only"
@@ -302,9 +301,7 @@ class Shares:
             return f"the change {self.pending.id} is not decided yet"
         numbers = _numbers(shares)
         if len(numbers) != self.world or min(numbers, default=0) < 1 or sum(numbers) != self.total:
-            return (
-                f"shares are {shares!r}, expected {self.world} whole numbers above 0 that add up to {self.total} micro-batches"
-            )
+            return f"shares are {shares!r}, expected {self.world} whole numbers above 0 that add up to {self.total} micro-batches"
         return ""
 
     def _known(self, key: str) -> Proposal | None:
@@ -315,7 +312,8 @@ class Shares:
         proposal = self._known(key)
         if proposal is None:
             return {"error": f"there is no change {key} to go with: it was not prepared, or this process is new"}
-        proposal.go = True
+        if self._clock() <= proposal.until:
+            proposal.go = True
         if not proposal.decided.wait(wait_s):
             return {"error": f"rank {self.rank} did not reach a step boundary in {wait_s:g} s"}
         if proposal.failed:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwarden_hook import sharing
+from trainwarden_hook.depot import open_depot
 from trainwarden_hook.options import Options
 from trainwarden_hook.trainers import Trainers, commit_failure
 from trainwarden_hook.wire import Sender
@@ -83,6 +84,7 @@ class Supervisor:
         self.workers = Workers(zygote, self._on_exit, options.grace_s)
         self.mailbox_path = os.path.join(run_dir, "mailbox.sock")
         self.trainers = Trainers(self.mailbox_path)
+        self.depot = open_depot(options.local_addr, options.job, options.node)
         self.max_step: int | None = None
         self._logs = os.path.join(run_dir, "logs") if options.run_dir else ""
         self.on_change = threading.Event()
@@ -110,6 +112,7 @@ class Supervisor:
             "TRAINWARDEN_CHECKPOINT_DIR": options.checkpoint_dir,
             "TRAINWARDEN_PG_TIMEOUT_S": str(options.pg_timeout_s),
             "TRAINWARDEN_MAX_STEP": "" if self.max_step is None else str(self.max_step),
+            "TRAINWARDEN_DEPOT": self.depot.address if self.depot is not None else "",
         }
 
     def _log_paths(self, worker: Worker) -> tuple[str, str]:

@@ -35,6 +35,10 @@ class FakeWarden:
     state: str = "running"
     accepts_saves: bool = True
     late_commits: int = 0
+    micro_ms: float = 0.0
+    shares: list[int] = field(default_factory=list)
+    applied: str = ""
+    change_helps: bool = True
     effects: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     on_effect: Callable[[FakeWarden, str], None] | None = None
@@ -46,7 +50,7 @@ class FakeWarden:
     def status(self) -> dict[str, Any]:
         with self.lock:
             running = not self.excluded
-            ranks = [
+            ranks: list[dict[str, Any]] = [
                 {
                     "rank": self.members.index(self.node),
                     "local_rank": 0,
@@ -55,11 +59,30 @@ class FakeWarden:
                     "alive": True,
                 }
             ]
+            if self.shares:
+                ranks[0]["shares"] = self.share()
             return {
                 "node": self.node, "job": self.job, "state": self.state if running else "excluded", "generation": self.generation,
                 "members": self.members, "ranks": ranks if running and self.node in self.members else [], "launcher_pid": 1,
                 "fence": self.fence, "exclusions": [{"node": self.node, "reason": self.excluded}] if self.excluded else [],
             }  # fmt: skip
+
+    def share(self) -> dict[str, Any]:
+        """As the hook describes a rank; a step takes 100 ms with the shares of a start and half of it with others."""
+        recent_ms = 50.0 if self.applied and self.change_helps else 100.0
+        return {
+            "share": self.shares[self.members.index(self.node)], "total": sum(self.shares), "world": len(self.shares),
+            "applied": self.applied, "micro_ms": self.micro_ms, "fixed_ms": 1.0, "recent_ms": recent_ms, "recent_steps": 9,
+            "late": "",
+        }  # fmt: skip
+
+    def divide(self, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        """Every rank of the fake takes the change when it is prepared; rank 0's go is only counted."""
+        if not self.shares:
+            return "failed", "rank 0: this script divides no batch by job.shares", {}
+        if args["phase"] == "prepare" and not args["dry_run"]:
+            self.shares, self.applied = list(args["shares"]), args["id"]
+        return "done", "", {"step": self.now_step() + 2}
 
     def now_step(self) -> int:
         return self.step if self.hung else self.step + int((time.monotonic() - self.started_s) * self.steps_per_s)
@@ -110,6 +133,8 @@ class FakeWarden:
             return self.world(args)
         if verb == "save":
             return self.save(args)
+        if verb == "shares":
+            return self.divide(args)
         return "done", "", self.status() if verb == "status" else {}
 
     def world(self, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
