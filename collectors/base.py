@@ -1,8 +1,9 @@
 """What a source is: a named reader of one family of metrics, called once per tick, that says *why* when it has nothing.
 
-A source is one file in `collectors/sources` with one subclass of `Source`. Each is sampled in a thread of its own: it may hang, fail or
-be slow without holding up the tick. Sources with a socket or a file to watch start their own thread in `start` and hand events out through
-the `Outlet` at once.
+A source is one file in `collectors/sources` with one subclass of `Source`. All are sampled by one thread in turn, and one that hangs is
+left behind (`collectors.runner`): it may hang, fail or be slow without holding up the tick. What belongs to devices is read by device
+(`collectors.devices`). Sources with a socket or a file to watch start their own thread in `start` and hand events out through the
+`Outlet` at once.
 """
 
 from __future__ import annotations
@@ -144,6 +145,8 @@ class Source(ABC):
         Column layouts of the blocks that `sample` returns.
     inline
         `sample` only looks at memory: it needs no thread.
+    every_ticks
+        How often it is asked; between, its last answer stands. Above 1 for what asks in the background and only tells what changed.
     Settings
         Dataclass of the keys under ``[collector.sources.<name>]``.
     """
@@ -151,6 +154,7 @@ class Source(ABC):
     name: ClassVar[str] = ""
     families: ClassVar[tuple[Family, ...]] = ()
     inline: ClassVar[bool] = False
+    every_ticks: ClassVar[int] = 1
     Settings: ClassVar[type[Any]]
 
     def __init__(self, context: Context, settings: Any) -> None:

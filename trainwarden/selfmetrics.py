@@ -124,10 +124,10 @@ class Metrics:
         with self._lock:
             self._values[self._key(name, labels)] = value
 
-    def observe_ms(self, name: MetricName, value_ms: float, **labels: str) -> None:
-        """Add a duration to a sum and one to its count."""
+    def observe_ms(self, name: MetricName, value_ms: float, times: int = 1, **labels: str) -> None:
+        """Add the duration of so many `times` to a sum, and these to its count."""
         self._add(f"{name}_sum", value_ms, labels)
-        self._add(f"{name}_count", 1, labels)
+        self._add(f"{name}_count", times, labels)
 
     def observe_spread_ms(self, name: MetricName, value_ms: float, **labels: str) -> None:
         """Add a duration to a sum, its count, and the Prometheus buckets (`BUCKETS_MS`) that it falls into."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from collectors.crew import Crew, Job
 from collectors.nvidia import abi, fields, wire
-from collectors.nvidia.crew import Crew, Job
 from collectors.nvidia.decode import NAN
 from collectors.nvidia.driver import Driver, Found
 from collectors.nvidia.events import EventWatch

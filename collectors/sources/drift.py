@@ -45,6 +45,7 @@ class DriftSource(Source):
     """
 
     name: ClassVar[str] = "drift"
+    every_ticks: ClassVar[int] = 5
 
     @dataclass(frozen=True)
     class Settings:

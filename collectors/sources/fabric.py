@@ -40,6 +40,7 @@ class FabricSource(Source):
     """
 
     name: ClassVar[str] = "fabric"
+    every_ticks: ClassVar[int] = 5
     inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class KubernetesSource(Source):
     """
 
     name: ClassVar[str] = "kubernetes"
+    every_ticks: ClassVar[int] = 5
     inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from collectors.asking import Answer, Question
 from collectors.base import NAN, Context, Family, Row, Sample, Source, family
+from collectors.devices import Devices
 from collectors.files import Files
 from collectors.network.counters import Deltas
 from collectors.network.rdma import ALIASES, PortReader, Reading, gigabits, number_of_state, plain
 from collectors.network.roles import ROLES, Neighbours, checked_roles, compiled
 from collectors.sources.nic import NIC
-from trainwarden.clock import NS_PER_S
+from trainwarden.clock import NS_PER_S, Clock
 from trainwarden.records import Block, Gap, LogEvent
 from trainwarden.settings import option
 
@@ -22,6 +23,8 @@ ROOT = "/sys/class/infiniband"
 LINK_UP, ACTIVE = 5, 4
 # thirty descriptors a port: with many ports they would use up what a process may have open
 PORTS_KEPT_OPEN = 10
+COUNTERS_WAIT_S = 5.0
+RATE_EVERY_NS = 10 * NS_PER_S
 
 RDMA = family(
     "rdma", "rdma",
@@ -73,6 +76,12 @@ class Port:
     device: str
     number: str
 
+    @classmethod
+    def named(cls, name: str) -> Port:
+        """The port of a row."""
+        device, _, number = name.rpartition("/")
+        return cls(device, number)
+
     @property
     def name(self) -> str:
         """Row name."""
@@ -89,11 +98,29 @@ class Port:
         return f"{ROOT}/{self.device}/ports/{self.number}"
 
 
+class State(NamedTuple):
+    """Logical state, physical state, Gbit/s; None where the port does not say."""
+
+    logical: int | None
+    physical: int | None
+    gbit_per_s: float | None
+
+
+NO_STATE = State(None, None, None)
+
+
+class Counted(NamedTuple):
+    """What the counters of a port said; None while it is left alone."""
+
+    reading: Reading | None
+
+
 class RdmaSource(Source):
     """Ports as devices ``mlx5_0/1``: what every network port has goes into the family `nic`, what only RDMA has into `rdma`.
 
-    Each counter file is a request to the adapter's firmware, so counters are read every `counters_every_s`, in a thread of their own,
-    and their rates are repeated until the next reading or until they are stale. A port that refuses is left alone for an hour.
+    Each port is read by itself: one that hangs has no state, a gap ``hung:mlx5_0/1``, and no counters once these are stale. Each counter
+    file is a request to the adapter's firmware, so counters are read every `counters_every_s`, beside the agent, and their rates are
+    repeated until the next reading or until they are stale. A port that refuses is left alone for an hour.
     """
 
     name: ClassVar[str] = "rdma"
@@ -111,15 +138,19 @@ class RdmaSource(Source):
         super().__init__(context, settings)
         self._ignored = compiled("collector.sources.rdma.ignore", settings.ignore)
         self._roles = checked_roles("collector.sources.rdma.roles", settings.roles)
-        self._readers: dict[Port, PortReader] = {}
-        self._files = Files(Path(context.files.root or "/"), context.clock)
+        self.tree: Callable[[], Files] = lambda: Files(Path(context.files.root or "/"), context.clock)
+        self._states: Devices[State] = Devices(
+            lambda name: StateReader(self.tree(), context.clock, Port.named(name)).read
+        )
+        self._counted: Devices[Counted] = Devices(self._counter, COUNTERS_WAIT_S)
         self._counters = Question("rdma", context.clock, settings.counters_every_s, self._read_counters)
         self._rates = PortRates(context)
         self._seen: Answer[dict[Port, Reading | None]] | None = None
         self._ports: list[Port] = []
         self._found_ns: int | None = None
         self._neighbours = Neighbours(context.files)
-        self._packed: tuple[dict[str, Row], tuple[Block, ...]] = ({}, ())
+        self._said: tuple[object, ...] = ()
+        self._packed: tuple[Block, ...] = ()
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
@@ -130,12 +161,25 @@ class RdmaSource(Source):
         if answer is not None and answer is not self._seen:
             self._rates.take(answer.value)
         self._seen = answer
-        rates: Mapping[str, Row] = self._rates.rows if answer is not None else {}
-        states = {port: self._state(port) for port in ports}
-        blocks = NIC.block({p.name: {**rates.get(p.name, {}), **_link(state), "role": self._role(p)}
-                            for p, state in states.items()})  # fmt: skip
-        blocks += self._own_block({p.name: {**rates.get(p.name, {}), **_codes(state)} for p, state in states.items()})
-        return Sample(blocks, self._gaps(answer))
+        states = self._states.read([port.name for port in ports])
+        return Sample(self._blocks(ports, states, answer is not None), self._gaps(answer))
+
+    def close(self) -> None:
+        self._states.close()
+        self._counted.close()
+
+    def _blocks(self, ports: list[Port], states: dict[str, State], counted: bool) -> tuple[Block, ...]:
+        """The blocks of both families, packed again only when something in them changed."""
+        rates: Mapping[str, Row] = self._rates.rows if counted else {}
+        said = (rates, tuple(ports), states)
+        if said != self._said:
+            self._said = said
+            links = {p.name: (p, states.get(p.name, NO_STATE)) for p in ports}
+            self._packed = NIC.block(
+                {n: {**rates.get(n, {}), **_link(state), "role": self._role(p)} for n, (p, state) in links.items()}
+            )
+            self._packed += RDMA.block({n: {**rates.get(n, {}), **_codes(state)} for n, (_, state) in links.items()})
+        return self._packed
 
     def explain(self) -> str:
         if not self._ports:
@@ -162,41 +206,57 @@ class RdmaSource(Source):
             self._ports = [Port(d, n) for d in devices for n in files.names(f"{ROOT}/{d}/ports")]
         return self._ports
 
-    def _state(self, port: Port) -> tuple[int | None, int | None, float | None]:
-        """Logical state, physical state, Gbit/s."""
-        text = self.context.files.text
-        return (
-            number_of_state(text(f"{port.base}/state")),
-            number_of_state(text(f"{port.base}/phys_state")),
-            gigabits(text(f"{port.base}/rate")),
-        )
-
     def _role(self, port: Port) -> float:
         return ROLES[self._roles.get(port.device) or self._neighbours.role(f"{port.directory}/device", port.device)]
 
-    def _read_counters(self) -> dict[Port, Reading | None]:
-        """In the thread of the question, on descriptors of its own."""
-        ports = list(self._ports)
-        self._readers = {p: self._readers.get(p) or PortReader(self._files, p.device, p.number) for p in ports}
-        found: dict[Port, Reading | None] = {}
-        for port, reader in self._readers.items():
-            found[port] = reader.read(self.context.clock.monotonic_ns())
-            if len(ports) > PORTS_KEPT_OPEN:
-                self._files.close()
-        return found
+    def _counter(self, name: str) -> Callable[[], Counted]:
+        port, files = Port.named(name), self.tree()
+        reader = PortReader(files, port.device, port.number)
 
-    def _own_block(self, rows: dict[str, Row]) -> tuple[Block, ...]:
-        """The block of rows that seldom change, packed again only when they did."""
-        if rows != self._packed[0]:
-            self._packed = (rows, RDMA.block(rows))
-        return self._packed[1]
+        def read() -> Counted:
+            reading = reader.read(self.context.clock.monotonic_ns())
+            if len(self._ports) > PORTS_KEPT_OPEN:
+                files.close()
+            return Counted(reading)
+
+        return read
+
+    def _read_counters(self) -> dict[Port, Reading | None]:
+        """In the thread of the question; a port that hangs there keeps its own thread, and the others are read."""
+        ports = {port.name: port for port in self._ports}
+        return {ports[name]: counted.reading for name, counted in self._counted.read(ports).items()}
 
     def _gaps(self, answer: Answer[dict[Port, Reading | None]] | None) -> tuple[Gap, ...]:
+        gaps = self._states.gaps(self.name)
         if self._counters.waiting_s > 2 * self.settings.counters_every_s:
-            return (Gap(self.name, "counters_hung"),)
+            gaps += (Gap(self.name, "counters_hung"),)
+        elif not self._counters.open:
+            gaps += tuple(Gap(self.name, f"counters_{gap.reason}") for gap in self._counted.gaps(self.name))
         if answer is not None and answer.value and all(reading is None for reading in answer.value.values()):
-            return (Gap(self.name, "counters_refused"),)
-        return (Gap(self.name, "counters_error"),) if self._counters.error is not None else ()
+            gaps += (Gap(self.name, "counters_refused"),)
+        return (*gaps, Gap(self.name, "counters_error")) if self._counters.error is not None else gaps
+
+
+class StateReader:
+    """Reads the state of one port: each tick, in a thread that a sick adapter may keep."""
+
+    def __init__(self, files: Files, clock: Clock, port: Port) -> None:
+        self._files = files
+        self._clock = clock
+        self._base = port.base
+        self._rate: tuple[int, int | None, float | None] = (-RATE_EVERY_NS, None, None)
+
+    def read(self) -> State:
+        """The state now. The rate is what the link agreed on when it came up: asked when that changes, and now and then."""
+        text, now_ns = self._files.text, self._clock.monotonic_ns()
+        logical, physical = (
+            number_of_state(text(f"{self._base}/state")),
+            number_of_state(text(f"{self._base}/phys_state")),
+        )
+        if physical != self._rate[1] or now_ns - self._rate[0] >= RATE_EVERY_NS:
+            self._rate = (now_ns, physical, gigabits(text(f"{self._base}/rate")))
+            self._files.forget(f"{self._base}/rate")
+        return State(logical, physical, self._rate[2])
 
 
 class PortRates:
@@ -245,17 +305,16 @@ class PortRates:
         self._context.outlet.log(event, urgent=False)
 
 
-def _link(state: tuple[int | None, int | None, float | None]) -> Row:
-    logical, physical, gbit_per_s = state
+def _link(state: State) -> Row:
     return {
-        "up": NAN if physical is None else float(physical == LINK_UP),
-        "carrier": NAN if logical is None else float(logical == ACTIVE),
-        "speed_mbps": NAN if gbit_per_s is None else gbit_per_s * 1000,
+        "up": NAN if state.physical is None else float(state.physical == LINK_UP),
+        "carrier": NAN if state.logical is None else float(state.logical == ACTIVE),
+        "speed_mbps": NAN if state.gbit_per_s is None else state.gbit_per_s * 1000,
     }
 
 
-def _codes(state: tuple[int | None, int | None, float | None]) -> Row:
+def _codes(state: State) -> Row:
     return {
-        "state": NAN if state[0] is None else float(state[0]),
-        "phys_state": NAN if state[1] is None else float(state[1]),
+        "state": NAN if state.logical is None else float(state.logical),
+        "phys_state": NAN if state.physical is None else float(state.physical),
     }

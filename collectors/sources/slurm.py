@@ -24,6 +24,7 @@ class SlurmSource(Source):
     """
 
     name: ClassVar[str] = "slurm"
+    every_ticks: ClassVar[int] = 5
     inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)

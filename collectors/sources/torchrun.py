@@ -20,6 +20,7 @@ class TorchrunSource(Source):
     """
 
     name: ClassVar[str] = "torchrun"
+    every_ticks: ClassVar[int] = 5
     inline: ClassVar[bool] = True
 
     @dataclass(frozen=True)

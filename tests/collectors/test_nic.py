@@ -8,7 +8,7 @@ import pytest
 
 from collectors.network.carrier import Carriers
 from collectors.network.roles import bridges, default_routes, role_by_name
-from collectors.sources.nic import Links, NicSource, parse_dev
+from collectors.sources.nic import Interface, NicSource, parse_dev
 from tests.collectors.kit import Bench, bench, devices, values
 from trainwarden.clock import NS_PER_S
 from trainwarden.errors import ConfigError
@@ -74,11 +74,10 @@ def test_parsers_survive_odd_lines() -> None:
 def test_loopback_on_the_real_tree_is_known_to_the_kernel(tmp_path: Path) -> None:
     board = bench(tmp_path)
     board.context.files.root = ""
-    links = Links(board.context)
-    assert links.is_rail("lo", "127.0.0.1")
-    assert not links.is_rail("lo", "10.9.9.9")
-    assert links._flags("lo") & 1
-    assert links._flags("nosuch0") == -1
+    loopback = Interface(board.context, "lo")
+    assert (loopback.address(), loopback.flags() & 1) == ("127.0.0.1", 1)
+    assert loopback.read().row["up"] == 1
+    assert Interface(board.context, "nosuch0").flags() == -1
 
 
 def test_an_expression_that_is_none_is_one_sentence(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class _Hand:
                 try:
                     job.run()
                 except Exception as error:  # noqa: BLE001 - the thread has to outlive whatever a driver provokes
-                    sys.stderr.write(f"trainwarden gpu helper: {type(error).__name__}: {error}\n")
+                    sys.stderr.write(f"trainwarden: a job failed: {type(error).__name__}: {error}\n")
                 turn.done(job)
             self.busy = False
 
@@ -71,6 +71,10 @@ class Crew:
 
     def __init__(self) -> None:
         self._hand = _Hand()
+
+    def close(self) -> None:
+        """Let the thread end after what it does now; one that hangs dies with the process."""
+        self._hand.give(None)
 
     def turn(self, jobs: Sequence[Job], timeout_s: float) -> None:
         """Do the jobs that are free; come back when all are done or the time is over."""

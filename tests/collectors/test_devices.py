@@ -1,0 +1,119 @@
+"""Devices that hang: a file that never answers costs the row of its device, the agent says which, and it comes back by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from collectors.base import Sample
+from collectors.devices import Devices
+from collectors.sources.nic import NicSource
+from collectors.sources.rdma import RdmaSource
+from tests.collectors.kit import FIXTURES, Bench, bench, devices, values
+
+IB = "sys/class/infiniband"
+LIMIT_S = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def hang(path: Path) -> bytes:
+    """Make a file one that never answers; its content, to let it go again."""
+    content = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    return content
+
+
+def let_go(path: Path, content: bytes) -> None:
+    """Answer whoever waits, and those that come after from a plain file."""
+    fifo = os.open(path, os.O_RDWR)
+    os.write(fifo, content)
+    path.unlink()
+    path.write_bytes(content)
+    os.close(fifo)
+
+
+def ports(tmp_path: Path) -> Bench:
+    board = bench(tmp_path, "h100")
+    for number in (1, 2):
+        shutil.copytree(FIXTURES / "h100" / IB / "mlx5_0", board.root / IB / f"mlx5_{number}")
+    return board
+
+
+def reasons(sample: Sample) -> list[str]:
+    return [gap.reason for gap in sample.gaps]
+
+
+def test_a_port_whose_state_hangs_costs_its_own_row_and_comes_back(tmp_path: Path) -> None:
+    board = ports(tmp_path)
+    state = board.root / IB / "mlx5_1/ports/1/state"
+    content = hang(state)
+    source = board.build(RdmaSource)
+    first = board.second(source)
+    assert set(devices(first, "nic")) >= {"mlx5_0/1", "mlx5_1/1", "mlx5_2/1"}
+    assert [values(source, first, "nic", f"mlx5_{n}/1").get("carrier") for n in range(3)] == [1, None, 1]
+    assert "late:mlx5_1/1" in reasons(first)
+    until(lambda: "hung:mlx5_1/1" in reasons(board.second(source, 0.0)))  # and no turn of these begins it a second time
+    assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) < 20
+    let_go(state, content)
+    # a pipe cannot be read at a place, so that it fails once more, and a file that failed is left alone for a minute
+    until(lambda: values(source, board.second(source, 61.0), "nic", "mlx5_1/1").get("carrier") == 1)
+    assert not [reason for reason in reasons(board.second(source, 0.0)) if "mlx5_1" in reason]
+    source.close()
+
+
+def test_an_interface_that_hangs_keeps_its_traffic(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    board.edit("/proc/net/dev", "eth0: 874354587", "ens1: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 874354587")
+    shutil.copytree(board.root / "sys/class/net/eth0", board.root / "sys/class/net/ens1")
+    carrier = board.root / "sys/class/net/ens1/carrier"
+    content = hang(carrier)
+    source = board.build(NicSource)
+    board.second(source)
+    sample = board.second(source)
+    row = values(source, sample, "nic", "ens1")
+    assert ("carrier" in row, row["rx_bytes_per_s"]) == (False, 0)
+    assert values(source, sample, "nic", "eth0")["carrier"] == 1
+    assert reasons(sample) in (["late:ens1"], ["hung:ens1"])
+    let_go(carrier, content)
+    until(lambda: reasons(board.second(source, 0.0)) == [])
+    source.close()
+
+
+def test_a_port_whose_counters_hang_does_not_cost_those_of_the_others(tmp_path: Path) -> None:
+    board = ports(tmp_path)
+    counter = board.root / IB / "mlx5_2/ports/1/counters/port_rcv_data"
+    content = hang(counter)
+    source = board.build(RdmaSource, counters_every_s=1.0)
+    source._counted._wait_s = 0.2  # type: ignore[attr-defined]
+    for _ in range(3):
+        sample = board.second(source)
+        assert source.settle(LIMIT_S)  # type: ignore[attr-defined]
+    row = values(source, sample, "nic", "mlx5_0/1")
+    assert (row["rx_bytes_per_s"], row["carrier"]) == (0, 1)
+    assert "rx_bytes_per_s" not in values(source, sample, "nic", "mlx5_2/1")
+    assert set(reasons(sample)) <= {"counters_late:mlx5_2/1", "counters_hung:mlx5_2/1"} != set()
+    let_go(counter, content)
+    source.close()
+
+
+def test_a_reader_that_fails_is_a_reason_and_no_crash() -> None:
+    answers = {"good": 1, "bad": 0}
+    found: Devices[float] = Devices(lambda name: lambda: 1 / answers[name])
+    assert found.read(answers) == {"good": 1.0}
+    assert [(gap.source, gap.reason) for gap in found.gaps("x")] == [("x", "error:bad")]
+    assert found.read(["good"]) == {"good": 1.0}
+    assert found.gaps("x") == ()
+    assert Devices(lambda name: lambda: name).read([]) == {}
+    found.close()
