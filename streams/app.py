@@ -30,7 +30,7 @@ from streams import state
 from streams.detect import Pipeline
 from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
-from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
+from streams.stage import OWNER, Captured, CorrelatorStage, CutResult, Output, RawStage
 from trainwarden.bus import Message, connect
 from trainwarden.bus.dead import fitting
 from trainwarden.bus.security import Security, security_of
@@ -48,6 +48,8 @@ HEARTBEAT_S = 1.0
 BEAT_S = 0.25
 TICK_S = 0.1
 RETRY_S = 0.2
+SNAPSHOT_SHARE, SNAPSHOT_LATEST_S = 0.02, 120.0
+"""Snapshots take at most this share of the time, unless they would come more rarely than this."""
 SLOW_FRAME_MS = 20.0
 """Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
 REPEAT_PATIENCE_S = 5.0
@@ -143,6 +145,9 @@ class RawService:
         self._stage = RawStage(config, Pipeline(config, metrics=metrics), clock, uuid.uuid4().hex[:8], metrics)
         self._cuts_position: int | None = None
         self._frame_ms = 0.0
+        self._settled = True
+        self._saving: asyncio.Task[None] | None = None
+        self._next_snapshot_s = 0.0
         self.ready = asyncio.Event()
         self.paused = False
 
@@ -156,6 +161,8 @@ class RawService:
             try:
                 await self._loop(consumer)
             finally:
+                if self._saving is not None:
+                    self._saving.cancel()
                 with contextlib.suppress(TimeoutError, asyncio.CancelledError):
                     await asyncio.wait_for(asyncio.shield(self._save(consumer)), STOP_S / 2)
 
@@ -170,20 +177,29 @@ class RawService:
         for place, offset in self._stage.resume(resume).items():
             topic, _, partition = place.rpartition("/")
             consumer.seek(TopicPartition(topic, int(partition)), offset)
-        deadline_s = asyncio.get_running_loop().time() + REPEAT_PATIENCE_S
+        await self._repeat(consumer)
+
+    async def _repeat(self, consumer: Any) -> None:
+        """Repeat the recorded cuts, for as long as their messages keep coming."""
+        loop = asyncio.get_running_loop()
+        deadline_s, reached = loop.time() + REPEAT_PATIENCE_S, await _positions(consumer)
         results = self._stage.take(())
         while self._stage.catching_up or results:
             for result in results:
                 await self._deliver(result)
-            results = await self._read(consumer, wait_ms=50)
-            results += self._stage.reached(await _positions(consumer))
-            if asyncio.get_running_loop().time() > deadline_s:
+            before, results = reached, await self._read(consumer, wait_ms=50)
+            reached = await _positions(consumer)
+            results += self._stage.reached(reached)
+            if results or reached != before:
+                deadline_s = loop.time() + REPEAT_PATIENCE_S
+            elif loop.time() > deadline_s:
                 results += self._stage.abandon_cuts()
 
     async def _loop(self, consumer: Any) -> None:
         loop = asyncio.get_running_loop()
-        cut_s, snapshot_s = self._config.streams.cut_ms / 1000, self._config.streams.snapshot_s
-        next_cut_s, next_snapshot_s = loop.time() + cut_s, loop.time() + snapshot_s
+        cut_s = self._config.streams.cut_ms / 1000
+        next_cut_s = loop.time() + cut_s
+        self._next_snapshot_s = loop.time() + self._config.streams.snapshot_s
         while True:
             await asyncio.sleep(max(0.0, next_cut_s - loop.time()))
             next_cut_s = max(next_cut_s + cut_s, loop.time())
@@ -192,9 +208,11 @@ class RawService:
             await self._read(consumer, wait_ms=0)
             await self._cut()
             await self._commit(consumer)
-            if loop.time() >= next_snapshot_s:
-                next_snapshot_s = loop.time() + snapshot_s
-                await self._save(consumer)
+            if self._saving is not None and self._saving.done():
+                self._saving.result()
+                self._saving = None
+            if self._saving is None and loop.time() >= self._next_snapshot_s:
+                await self._save_beside()
 
     async def _read(self, consumer: Any, wait_ms: int) -> list[CutResult]:
         """Everything the consumer holds now (bounded), into the stage."""
@@ -209,12 +227,14 @@ class RawService:
     async def _cut(self) -> None:
         now_ns = self._clock.now_ns()
         started_ns = self._clock.monotonic_ns()
+        self._settled = False  # broken off from here on, the state holds a cut that nobody was told of: it is not saved
         if self._frame_ms > SLOW_FRAME_MS:
             result = await asyncio.get_running_loop().run_in_executor(None, self._stage.cut, now_ns)
         else:
             result = self._stage.cut(now_ns)
         self._frame_ms = 0.8 * self._frame_ms + 0.2 * (self._clock.monotonic_ns() - started_ns) / 1e6
         await self._deliver(result)
+        self._settled = True
 
     async def _deliver(self, result: CutResult) -> None:
         self._pulse.check()
@@ -235,9 +255,31 @@ class RawService:
             log.warning("positions of group %s were not stored: %s", self._config.streams.group, type(error).__name__)
 
     async def _save(self, consumer: Any) -> None:
-        if self._stage.seq and not self._stage.catching_up and not self._pulse.stood_still:
-            await self._outlet.deliver(self._stage.snapshot(self._cuts_position))
+        """The state is captured between two cuts and beside the event loop: with thousands of nodes it is hundreds of megabytes."""
+        if self._stage.seq and self._settled and not self._stage.catching_up and not self._pulse.stood_still:
+            captured = await asyncio.to_thread(self._stage.capture, self._cuts_position)
+            await self._outlet.deliver(await asyncio.to_thread(captured.messages))
             await self._commit(consumer)
+
+    async def _save_beside(self) -> None:
+        """Capture now; pack and publish while cuts go on. The next one is due when this one is a small share of the time."""
+        if not self._stage.seq or self._pulse.stood_still:
+            return
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        captured = await asyncio.to_thread(self._stage.capture, self._cuts_position)
+        self._saving = asyncio.ensure_future(self._publish_state(captured, loop.time() - started_s))
+
+    async def _publish_state(self, captured: Captured, captured_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        messages = await asyncio.to_thread(captured.messages)
+        took_s = captured_s + loop.time() - started_s
+        await self._outlet.deliver(messages)
+        self._metrics.observe_ms("tw_snapshot_ms", 1000 * took_s)
+        self._metrics.set("tw_snapshot_bytes", len(captured.payload))
+        wanted_s = max(self._config.streams.snapshot_s, min(took_s / SNAPSHOT_SHARE, SNAPSHOT_LATEST_S))
+        self._next_snapshot_s = loop.time() + wanted_s
 
 
 class Application:

@@ -100,6 +100,35 @@ class CutResult:
     outputs: tuple[Output, ...]
 
 
+@dataclass(frozen=True)
+class Captured:
+    """State between two cuts, complete: packing it may go on beside the cuts that follow."""
+
+    payload: bytes
+    positions: dict[str, int]
+    turn: int
+    seq: int
+    at_ns: int
+    cluster: str
+    boot_id: str
+    code_version: str
+
+    def messages(self) -> tuple[Output, ...]:
+        """Packed, in pieces that fit a message."""
+        records = state.pieces(
+            OWNER,
+            self.payload,
+            self.positions,
+            turn=self.turn,
+            seq=self.seq,
+            at_ns=self.at_ns,
+            cluster=self.cluster,
+            boot_id=self.boot_id,
+            code_version=self.code_version,
+        )
+        return tuple(Output(STATE.name, record.owner.encode(), encode(record)) for record in records)
+
+
 class RawStage:
     """Decoding, alignment, detection and their recovery.
 
@@ -199,24 +228,26 @@ class RawStage:
         for tick in result.frame.ticks if result.frame is not None else ():
             self._metrics.observe_spread_ms("tw_tick_delay_ms", (now_ns - tick.at_ns) / NS_PER_MS)
 
-    def snapshot(self, cuts_position: int | None = None) -> tuple[Output, ...]:
-        """State after the last cut, as messages. `cuts_position` is the next offset of the cuts topic, where the host knows it."""
+    def capture(self, cuts_position: int | None = None) -> Captured:
+        """State after the last cut. `cuts_position` is the next offset of the cuts topic, where the host knows it."""
         positions = dict(self.positions)
         if cuts_position is not None:
             positions[f"{CUTS.name}/0"] = cuts_position
         self._turn += 1
-        records = state.pieces(
-            OWNER,
+        return Captured(
             self.pipeline.snapshot(),
             positions,
-            turn=self._turn,
-            seq=self.seq,
-            at_ns=self.last_cut_ns,
-            cluster=self._config.cluster,
-            boot_id=self._boot_id,
-            code_version=self.pipeline.code_version,
+            self._turn,
+            self.seq,
+            self.last_cut_ns,
+            self._config.cluster,
+            self._boot_id,
+            self.pipeline.code_version,
         )
-        return tuple(Output(STATE.name, record.owner.encode(), encode(record)) for record in records)
+
+    def snapshot(self, cuts_position: int | None = None) -> tuple[Output, ...]:
+        """`capture`, as messages."""
+        return self.capture(cuts_position).messages()
 
     def _repeat_cuts(self) -> Iterator[CutResult]:
         while self._cuts and self._have(self._cuts[0]):

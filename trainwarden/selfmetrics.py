@@ -50,12 +50,14 @@ MetricName = Literal[
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
+    "tw_snapshot_bytes",  # size of a worker's state before it is packed
     # sums with count: <name>_sum and <name>_count ------------------------------------------------------------------------
     "tw_frame_ms",  # time to run all detectors over a frame
     "tw_detector_ms",  # time of one detector per frame, by detector
     "tw_source_ms",  # time to read one source, by source
     "tw_insert_ms",  # time of one insert, by table
     "tw_decision_ms",  # incident seen to plan decided
+    "tw_snapshot_ms",  # time to capture and pack a worker's state
     "tw_tick_delay_ms",  # grid point of a tick to its frame's verdicts on the topic, also in buckets
 ]
 
