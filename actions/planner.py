@@ -117,6 +117,9 @@ def _verbs(incident: Incident, kind: FaultKind, recurred: bool) -> tuple[Verb, .
             chosen = [verb for verb in chosen if verb is not Verb.ISOLATE]
     else:
         chosen = _parse(incident) or kind.remedy
+    if kind.family is Family.CORRUPTION and not nodes_of(incident.culprits):
+        # replicas that differ while nobody can say which is wrong: a restart makes them one again
+        chosen = [verb for verb in chosen if verb is not Verb.ISOLATE]
     return tuple(sorted(dict.fromkeys(chosen), key=COST_ORDER.index))
 
 

@@ -21,6 +21,7 @@ from detectors.steps.gradients import GradientSizes
 from detectors.steps.peers import Groups, peer_groups
 from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
+from detectors.steps.ties import OwnSizes
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Verdict
@@ -91,6 +92,9 @@ class JobState(msgspec.Struct):
     sizes: GradientSizes = msgspec.field(default_factory=GradientSizes)
     agreed: int = 0
     differing: dict[int, int] = {}
+    split: int = 0
+    split_ranks: list[int] = []
+    own_sizes: OwnSizes = msgspec.field(default_factory=OwnSizes)
     opinions: dict[str, Opinion] = {}
 
     def begin(self, attempt: int, world: int) -> None:
@@ -242,6 +246,8 @@ class CorruptionDetector(Detector):
     # --- gradients of another size -------------------------------------------------------------------------------------------
 
     def _compare_sizes(self, job: JobState, layout: JobLayout | None, norms: Array) -> None:
+        if job.world < 3:
+            job.own_sizes.take(norms)
         if job.world < 3 or not np.isfinite(norms).any():
             return
         settings, groups = self.settings, self._groups_of(job, layout)
@@ -289,16 +295,37 @@ class CorruptionDetector(Detector):
             found, place, counts = np.unique(values[members], return_inverse=True, return_counts=True)
             common = int(np.argmax(counts))
             if len(found) > 1 and 2 * counts[common] <= len(members):
+                self._note_split(job, members.tolist())
                 return
             odd += members[place != common].tolist()
         if not odd:
             job.agreed += 1
-            job.differing = {}
+            job.differing, job.split = {}, 0
         elif job.agreed >= self.settings.agreed_checks:
             job.differing = {rank: job.differing.get(rank, 0) + 1 for rank in odd}
 
+    def _note_split(self, job: JobState, ranks: list[int]) -> None:
+        """Two replicas that differ have no majority; more of them without one are no replicas, or beyond telling."""
+        if len(ranks) == 2 and job.agreed >= self.settings.agreed_checks:
+            job.split, job.split_ranks = job.split + 1, ranks
+
+    def _name_split(self, job: JobState, now_ns: int, step: int) -> list[Verdict]:
+        if job.split < self.settings.differing_checks or "split" in job.opinions:
+            return []
+        ranks = job.split_ranks
+        both = " and ".join(f"rank {rank} on {job.nodes[rank]}" for rank in ranks)
+        text = f"parameters of {both} differ, and two replicas cannot say which is wrong"
+        leaning = job.own_sizes.leaning(ranks)
+        if leaning is not None:
+            text += f"; the local gradients of rank {leaning} have left their usual size, so it is the likelier"
+        node = job.nodes[leaning] if leaning is not None else ""
+        rank = leaning if leaning is not None else -1
+        opinion = Opinion("silent_corruption", node, rank, step, now_ns, now_ns, text, ranks)
+        job.opinions["split"] = opinion
+        return [self._say(job, opinion, now_ns, 0.6 if node else 0.5)]
+
     def _name_differing(self, job: JobState, now_ns: int, step: int) -> list[Verdict]:
-        verdicts = []
+        verdicts = self._name_split(job, now_ns, step)
         for rank, count in sorted(job.differing.items()):
             known = job.opinions.get(f"sum/{rank}")
             if count < self.settings.differing_checks or known is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwarden_hook import segments, steps
 from trainwarden_hook.bulletin import StoreBoard
+from trainwarden_hook.checksums import EVERY_STEPS, Checksums
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.mailbox import Mailbox
 from trainwarden_hook.shares import Shares
@@ -154,6 +155,19 @@ class Job:
         # DDP inspects the annotations of a hook and does not resolve text ones; a lambda has none.
         model.register_comm_hook(None, lambda state, bucket: tap(state, bucket))  # noqa: PLW0108
         self.recorder.tap = tap
+        if group.size() > 1:
+            self.watch_replicas(model.module)
+
+    def watch_replicas(self, model: Any, every: int = EVERY_STEPS, chunk_bytes: int = 0) -> None:
+        """Report a checksum of the parameters every so many steps (0: none); on by itself for DDP.
+
+        Parameters
+        ----------
+        every, chunk_bytes
+            How often, and how much of the model each time (0: by where it is); the same on every rank.
+        """
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.recorder.checksums = Checksums(parameters, every, chunk_bytes) if every and parameters else None
 
     def use_saver(self, saver: Saver, state: Callable[[], dict[str, Any]], every: int) -> None:
         """Save ``state()`` every ``every`` steps (0: by command only)."""

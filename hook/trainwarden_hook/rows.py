@@ -44,15 +44,16 @@ class Row:
     norm_local: Scalar = None
     norm: Scalar = None
     partial: bool = False
+    checksum: Scalar = None
 
     def ready(self) -> bool:
         """Whether all numbers have arrived."""
-        return here(self.loss) and here(self.norm_local) and here(self.norm)
+        return here(self.loss) and here(self.norm_local) and here(self.norm) and here(self.checksum)
 
     def body(self) -> bytes:
         """The datagram; a number that has not arrived is absent."""
         local = _number("grad_norm_local", None if self._tells_nothing() else self.norm_local)
-        tail = _number("loss", self.loss) + local + _number("grad_norm", self.norm)
+        tail = _number("loss", self.loss) + local + _number("grad_norm", self.norm) + _whole(self.checksum)
         return f"{self._text()}{tail}}}".encode()
 
     def _tells_nothing(self) -> bool:
@@ -105,6 +106,12 @@ class Row:
 
 def _part(key: str, time_ns: int) -> str:
     return f',"{key}":{time_ns / NS_PER_MS:.3f}' if time_ns else ""
+
+
+def _whole(value: Scalar) -> str:
+    """A checksum, every digit of it."""
+    number = value if isinstance(value, float) else read(value)
+    return "" if number is None else f',"param_checksum":{int(number)}'
 
 
 def _number(key: str, value: Scalar) -> str:

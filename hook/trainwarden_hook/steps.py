@@ -10,6 +10,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from trainwarden_hook.checksums import Checksums
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.gradients import GradientTap
 from trainwarden_hook.outbox import Outbox
@@ -56,6 +57,7 @@ class StepRecorder:
         self._identity = environment.identity()
         self._head = encode("step", self._identity)[:-1].decode()
         self.tap = tap
+        self.checksums: Checksums | None = None
         self.parts = [0, 0, 0, 0]
         self.phases = tuple(Phase(self, index) for index in range(len(PHASES)))
         self._checkpoint_ns = 0
@@ -69,6 +71,7 @@ class StepRecorder:
         self._loss: Scalar = None
         self._norm: Scalar = None
         self._norm_local: Scalar = None
+        self._checksum: Scalar = None
         self._samples: int | None = None
         self._steps = 0
         self.step_ns = 0.0
@@ -130,6 +133,7 @@ class StepRecorder:
             if tap.reduced_due:
                 self._norm = scalar(tap.reduced_norm())
             self._norm_local = scalar(tap.local_norm())
+        self._checksum = scalar(self.checksums.take(self.step)) if self.checksums is not None else None
         self.outbox.put(self._row(ended_ns, wall_ns))
         duration_ns = ended_ns - self._began_ns
         self.step_ns = 0.9 * self.step_ns + 0.1 * duration_ns if self.step_ns else float(duration_ns)
@@ -187,6 +191,7 @@ class StepRecorder:
             self._norm_local,
             self._norm,
             tap is not None and tap.partial,
+            self._checksum,
         )
 
     def send_evaluation(self, start_wall_ns: int, duration_ns: int) -> None:

@@ -21,7 +21,7 @@ JOBS = Path(__file__).parent / "jobs"
 T = TypeVar("T")
 
 
-def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = 60.0) -> T:
+def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = 180.0) -> T:
     """Poll until ``look`` gives something true."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -177,7 +177,7 @@ class Cluster:
     def rows_of(self, generation: int) -> list[dict[str, Any]]:
         return [row for row in self.rows() if row["generation"] == generation]
 
-    def wait_rows(self, generation: int, step: int, world: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    def wait_rows(self, generation: int, step: int, world: int, timeout_s: float = 180.0) -> list[dict[str, Any]]:
         """Wait until all ranks of a generation have passed ``step``."""
 
         def look() -> list[dict[str, Any]] | None:

@@ -72,3 +72,32 @@ def test_sizes_need_three_peers() -> None:
     for _ in range(300):
         sizes.take(np.array([1.0, 9.0]), [np.arange(2)], 8.0, 12.0, 100)
     assert sizes.odd_since(1) == []
+
+
+def pair(odd_norm: float) -> list[str]:
+    """What is said of two replicas of which rank 1 differs from step 100 on; its gradients grow as much as told."""
+    rng = np.random.default_rng(0)
+    usual = 0.5 * np.exp(0.1 * rng.normal(size=(STEPS, 2)))
+    tell = sums(odd=1)
+
+    def extra(step: int, rank: int) -> dict[str, float]:
+        norm = usual[step, rank] * (odd_norm if rank == 1 and step >= 100 else 1.0)
+        return {**tell(step, rank), "grad_norm_local": float(norm)}
+
+    local = local_times(STEPS, 2, step_ms=100.0)
+    verdicts = run(CorruptionDetector(), frames(local, topology_of(2), extra))
+    assert [verdict.kind for verdict in verdicts] == ["silent_corruption"]
+    return [verdicts[0].entity.name, verdicts[0].text]
+
+
+def test_of_two_replicas_the_one_whose_gradients_left_their_size_is_the_likelier() -> None:
+    name, text = pair(30.0)
+    assert name == "n1"
+    assert "rank 0 on n0 and rank 1 on n1 differ" in text
+    assert "rank 1 have left their usual size" in text
+
+
+def test_of_two_replicas_that_differ_otherwise_neither_is_blamed_and_both_are_named() -> None:
+    name, text = pair(1.0)
+    assert name not in ("n0", "n1")
+    assert text.endswith("two replicas cannot say which is wrong")
