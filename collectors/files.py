@@ -103,3 +103,15 @@ def to_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if abs(number) < NUMBER_LIMIT else None
+
+
+def line_value(text: str, name: str) -> str:
+    """What stands behind ``name:`` in one of the lines, which are not all taken apart for that; empty when it is in none.
+
+    Examples
+    --------
+    >>> line_value("nonvoluntary_ctxt_switches:\\t7\\nvoluntary_ctxt_switches:\\t31", "voluntary_ctxt_switches")
+    '31'
+    """
+    _, found, rest = f"\n{text}".partition(f"\n{name}:")
+    return rest.partition("\n")[0].strip() if found else ""

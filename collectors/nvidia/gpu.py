@@ -184,7 +184,6 @@ class Gpu:
     def _read_fast(self, now_ns: int) -> None:
         row, at = self.row, self._layout.at
         row[at["sm_clock_mhz"]] = within(self._number("sm_clock_mhz", self._clock, abi.CLOCK_SM), 0, 20e3)
-        row[at["memory_clock_mhz"]] = within(self._number("memory_clock_mhz", self._clock, abi.CLOCK_MEM), 0, 20e3)
         row[at["temp_c"]] = self._temperature_c()
         reasons = self._ask("clocks_event_reasons", self._reasons, self._uint64_ref)
         row[at["clocks_event_reasons"]] = within(float(self._uint64.value), 0, 2**24) if reasons else NAN
@@ -204,6 +203,8 @@ class Gpu:
 
     def _read_medium(self, now_ns: int) -> None:
         row, at = self.row, self._layout.at
+        # it has two or three levels and stays on one of them under load: a call to each GPU a second less
+        row[at["memory_clock_mhz"]] = within(self._number("memory_clock_mhz", self._clock, abi.CLOCK_MEM), 0, 20e3)
         values = self._fields(MEDIUM, now_ns)
         if values.get(abi.FI_ENERGY, self._energy) < self._energy:
             self.forget()  # the count began again: a reset, or another driver

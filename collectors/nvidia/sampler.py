@@ -24,12 +24,11 @@ HUNG_PERIODS = 3
 TURN_SHARE = 0.5
 SLOW_READ_NS = 100 * 10**6
 """A GPU that takes longer than this for the values of every second is asked every other second: asking holds up somebody."""
-MEDIUM_COLUMNS = ("fb_total_bytes", "fb_used_bytes", "fb_reserved_bytes", "fb_used_ratio", "temp_margin_c", "pcie_link_gen",
-                  "pcie_link_width", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")  # fmt: skip
+MEDIUM_COLUMNS = ("memory_clock_mhz", "fb_total_bytes", "fb_used_bytes", "fb_reserved_bytes", "fb_used_ratio", "temp_margin_c",
+                  "pcie_link_gen", "pcie_link_width", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")  # fmt: skip
 XID_COLUMNS = ("xid_last", "xid_count")
 FAST_COLUMNS = (
     "sm_clock_mhz",
-    "memory_clock_mhz",
     "temp_c",
     "clocks_event_reasons",
     "gpu_util_ratio",

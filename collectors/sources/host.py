@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from collectors.asking import Question
 from collectors.base import NAN, Context, Family, Rates, Row, Sample, Source, SourceError, family, highest
-from collectors.files import to_number
+from collectors.files import line_value, to_number
 from trainwarden.settings import option
 
 SECTOR_BYTES = 512
@@ -81,11 +81,11 @@ class HostSource(Source):
         return Sample(HOST.block({"host": row}))
 
     def _cpu(self, stat: str) -> dict[str, float]:
-        lines = stat.splitlines()
-        # guest time (fields 9, 10) is contained in user and nice
-        now = [number for word in lines[0].split()[1:9] if (number := to_number(word)) is not None]
+        # of hundreds of processors only the first line, their sum; guest time (fields 9, 10) is contained in user and nice
+        words = stat[: stat.find("\n")].split()[1:9]
+        now = [number for word in words if (number := to_number(word)) is not None]
         before, self._cpu_before = self._cpu_before, now
-        switches = _named(lines, "ctxt")
+        switches = to_number(stat.partition("\nctxt ")[2].partition("\n")[0])
         shares = cpu_shares(before, now) if len(before) == len(now) == CPU_FIELDS else {}
         return {**shares, "context_switches_per_s": self._rates.per_second(("ctxt",), switches)}
 
@@ -93,7 +93,8 @@ class HostSource(Source):
         words = loadavg.split()
         if len(words) < 4:
             return {}
-        return {"load1": to_number(words[0]) or 0.0, "runnable_tasks": to_number(words[3].partition("/")[0]) or 0.0}
+        load, runnable = to_number(words[0]), to_number(words[3].partition("/")[0])
+        return {"load1": NAN if load is None else load, "runnable_tasks": NAN if runnable is None else runnable}
 
     def _pressure(self) -> dict[str, float]:
         row: dict[str, float] = {}
@@ -105,18 +106,20 @@ class HostSource(Source):
         return row
 
     def _disks(self, diskstats: str) -> dict[str, float]:
-        reads, writes = 0.0, 0.0
+        reads: list[float] = []
+        writes: list[float] = []
         busy: list[float] = []
         for line in diskstats.splitlines():
             words = line.split()
             if len(words) < 13 or not WHOLE_DISK.fullmatch(words[2]):
                 continue
-            reads += to_number(words[5]) or 0.0
-            writes += to_number(words[9]) or 0.0
+            reads.append(to_number(words[5]) or 0.0)
+            writes.append(to_number(words[9]) or 0.0)
             busy.append(self._rates.per_second(("disk", words[2]), to_number(words[12]), 1e-3))
+        # without a whole disk there is nothing to read from, which is not the same as nothing being read
         return {
-            "disk_read_bytes_per_s": self._rates.per_second(("read",), reads, SECTOR_BYTES),
-            "disk_write_bytes_per_s": self._rates.per_second(("write",), writes, SECTOR_BYTES),
+            "disk_read_bytes_per_s": self._rates.per_second(("read",), sum(reads) if reads else None, SECTOR_BYTES),
+            "disk_write_bytes_per_s": self._rates.per_second(("write",), sum(writes) if writes else None, SECTOR_BYTES),
             "disk_busy_ratio": min(highest(busy), 1.0),
         }
 
@@ -146,9 +149,9 @@ def retransmits(snmp: str) -> float | None:
 
 
 def _memory(meminfo: str) -> Row:
-    kib = {line.partition(":")[0]: line.split()[1] for line in meminfo.splitlines() if len(line.split()) >= 2}
-    total, available = to_number(kib.get("MemTotal", "")), to_number(kib.get("MemAvailable", ""))
-    swap, swap_free = to_number(kib.get("SwapTotal", "")), to_number(kib.get("SwapFree", ""))
+    total, available, swap, swap_free = (
+        _kib(meminfo, name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+    )
     row: dict[str, float] = {}
     if total and available is not None:
         row = {"mem_available_ratio": available / total, "mem_used_bytes": (total - available) * 1024}
@@ -157,8 +160,10 @@ def _memory(meminfo: str) -> Row:
     return row
 
 
-def _named(lines: list[str], name: str) -> float | None:
-    return next((to_number(line.partition(" ")[2]) for line in lines if line.startswith(f"{name} ")), None)
+def _kib(meminfo: str, name: str) -> float | None:
+    """One line of /proc/meminfo; the other fifty are not taken apart for it."""
+    words = line_value(meminfo, name).split()
+    return to_number(words[0]) if words else None
 
 
 def _free_bytes(directory: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectors.base import Context, Family, Rates, Sample, Source, family, highest
-from collectors.files import to_number
+from collectors.files import line_value, to_number
 from collectors.ranks import RankState
 from trainwarden.clock import NS_PER_S
 from trainwarden.settings import option
@@ -16,6 +16,7 @@ STATES = {"R": 1.0, "S": 2.0, "D": 3.0, "T": 4.0, "t": 4.0, "Z": 5.0}
 PHASES = {"": 0.0, "first": 1.0, "train": 2.0, "eval": 3.0, "checkpoint": 4.0}
 OTHER_STATE = 6.0
 ANCESTORS = 6
+SELDOM_NS = 5 * NS_PER_S
 
 PROCESS = family(
     "process", "process",
@@ -55,11 +56,13 @@ class ProcessSource(Source):
         self._ticks_per_s = float(os.sysconf("SC_CLK_TCK"))
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._pids: set[int] = set()
+        self._seldom: dict[int, tuple[int, dict[str, float]]] = {}
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
         rows: dict[str, dict[str, float]] = {}
         states = self.context.ranks.all()
+        self._groups.begin()
         for state in states:
             row = self._row(state)
             if row is not None:
@@ -110,16 +113,24 @@ class ProcessSource(Source):
         }
 
     def _from_others(self, pid: int) -> dict[str, float]:
-        files = self.context.files
+        """What the kernel has to put together at some cost is read every five seconds and repeated between."""
+        now_ns = self.context.clock.monotonic_ns()
+        known = self._seldom.get(pid)
+        if known is None or now_ns - known[0] >= SELDOM_NS:
+            # the first time not all at once: the ranks of a job start together
+            at_ns = now_ns if known is not None else now_ns - pid % 5 * NS_PER_S
+            self._seldom[pid] = known = (at_ns, self._from_io_and_status(pid))
+        return {**known[1], "throttled_ratio": self._groups.throttled_ratio(pid)}
+
+    def _from_io_and_status(self, pid: int) -> dict[str, float]:
+        files, rate = self.context.files, self._rates.per_second
         io, status = files.text(f"/proc/{pid}/io"), files.text(f"/proc/{pid}/status")
-        rate = self._rates.per_second
         return {
             "read_bytes_per_s": rate((str(pid), "read"), to_number(line_value(io, "read_bytes"))),
             "write_bytes_per_s": rate((str(pid), "write"), to_number(line_value(io, "write_bytes"))),
             "voluntary_switches_per_s": rate(
                 (str(pid), "vol"), to_number(line_value(status, "voluntary_ctxt_switches"))
             ),
-            "throttled_ratio": self._groups.throttled_ratio(pid),
         }
 
     def _progress(self, state: RankState) -> dict[str, float]:
@@ -132,6 +143,9 @@ class ProcessSource(Source):
     def _forget_others(self, pids: set[int]) -> None:
         for pid in self._pids - pids:
             self.context.files.forget(f"/proc/{pid}")
+        if pids != self._pids:
+            self._seldom = {pid: seldom for pid, seldom in self._seldom.items() if pid in pids}
+            self._groups.keep(pids)
         self._pids = pids
         known = {str(pid) for pid in pids}
         self._rates.keep(lambda key: key[0] in known)
@@ -145,18 +159,39 @@ class Cgroups:
 
     def __init__(self, context: Context) -> None:
         self._files = context.files
+        self._clock = context.clock
         self._rates = Rates(context.clock)
         self._stats: dict[str, list[str]] = {}
+        self._members: dict[int, tuple[int, str]] = {}
+        self._throttled_s: dict[str, float | None] = {}
+
+    def begin(self) -> None:
+        """A new tick: the ranks of a pod share their groups, which are read once for all of them."""
+        self._throttled_s = {}
+
+    def keep(self, pids: set[int]) -> None:
+        """Forget processes that are gone."""
+        self._members = {pid: member for pid, member in self._members.items() if pid in pids}
 
     def throttled_ratio(self, pid: int) -> float:
         """Throttled seconds per second; NaN when no group says."""
-        membership = self._files.text(f"/proc/{pid}/cgroup")
+        membership = self._membership(pid)
         if membership not in self._stats:
             self._stats = {**dict(list(self._stats.items())[-64:]), membership: self._find(membership)}
         rate = self._rates.per_second
-        return highest(
-            [rate((str(pid), path), throttled_s(self._files.text(path))) for path in self._stats[membership]]
-        )
+        return highest([rate((str(pid), path), self._throttled(path)) for path in self._stats[membership]])
+
+    def _membership(self, pid: int) -> str:
+        now_ns = self._clock.monotonic_ns()
+        known = self._members.get(pid)
+        if known is None or now_ns - known[0] >= SELDOM_NS:
+            known = self._members[pid] = (now_ns, self._files.text(f"/proc/{pid}/cgroup"))
+        return known[1]
+
+    def _throttled(self, path: str) -> float | None:
+        if path not in self._throttled_s:
+            self._throttled_s[path] = throttled_s(self._files.text(path))
+        return self._throttled_s[path]
 
     def _find(self, membership: str) -> list[str]:
         """``cpu.stat`` files of the groups that a process is in, where they exist and count throttling."""
@@ -204,15 +239,3 @@ def throttled_s(cpu_stat: str) -> float | None:
 def stat_fields(stat: str) -> list[str]:
     """Fields of /proc/<pid>/stat from the state on; the name before it may hold blanks and brackets."""
     return stat.rpartition(")")[2].split()
-
-
-def line_value(text: str, name: str) -> str:
-    """What stands behind ``name:`` in one of the lines, which are not all taken apart for that; empty when it is in none.
-
-    Examples
-    --------
-    >>> line_value("nonvoluntary_ctxt_switches:\\t7\\nvoluntary_ctxt_switches:\\t31", "voluntary_ctxt_switches")
-    '31'
-    """
-    _, found, rest = f"\n{text}".partition(f"\n{name}:")
-    return rest.partition("\n")[0].strip() if found else ""

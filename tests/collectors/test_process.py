@@ -156,7 +156,7 @@ def test_moving_to_another_group_starts_anew(tmp_path: Path) -> None:
     seen(board)
     source.sample(0)
     board.write("/proc/26231/cgroup", "0::/tight\n")
-    assert "throttled_ratio" not in values(source, board.second(source), "process", "rank2")
+    assert "throttled_ratio" not in values(source, board.second(source, 5.0), "process", "rank2")
     board.write("/sys/fs/cgroup/tight/cpu.stat", "throttled_usec 1000000\n")
     assert values(source, board.second(source), "process", "rank2")["throttled_ratio"] == pytest.approx(0.9)
 
