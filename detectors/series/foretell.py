@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
-from detectors.series.laws import BASES, Finding, counts, risk_per_test, trends
+from detectors.series.laws import BASES, Finding, counts, done_of_way, risk_per_test, trends
 from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel
-from detectors.series.reliability import probability
+from detectors.series.reliability import Signs, probability
 from detectors.series.scenes import Fleet, Precursor
 from detectors.series.watch import Law, Watch, watch_of
 from detectors.state import decode_state, encode_state
@@ -31,6 +31,7 @@ from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 LEAST_HORIZON_S, MOST_HORIZON_S = 600.0, 86_400.0
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Foretell(Detector):
     """Foretells failures from the trends that `detectors.series.watch` lists."""
 
     name = "foretell"
+    version = 2
     kinds = ("foretold",)
     Settings = ForetellSettings
     settings: ForetellSettings
@@ -163,9 +165,13 @@ class Foretell(Detector):
         lasting = panel.streak[finding.row] >= self.settings.persist_buckets or finding.window_s > FINE * panel.bucket_s
         if not lasting or panel.since_ns[finding.row]:
             return False
-        twin = self._state.panels.get(f"{panel.family}.{panel.metric}/{SLOW_S + QUICK_S - panel.bucket_s}")
+        twin = self._twin(panel)
         entity = panel.entities[finding.row]
         return twin is None or entity not in twin.entities or not twin.since_ns[twin.entities.index(entity)]
+
+    def _twin(self, panel: Panel) -> Panel | None:
+        """The same metric on the other base of time."""
+        return self._state.panels.get(f"{panel.family}.{panel.metric}/{SLOW_S + QUICK_S - panel.bucket_s}")
 
     def _closes(self, panel: Panel, row: int) -> bool:
         """Close a row's foretelling; whether its node has no other open, so that the node itself is cleared."""
@@ -182,11 +188,22 @@ class Foretell(Detector):
         onset_ns = at_ns - int(finding.window_s) * NS_PER_S
         panel.since_ns[finding.row] = onset_ns
         node, device = panel.entities[finding.row]
-        chance = probability(panel.row.law, finding.time_s, self.settings.horizon_s)
+        chance = probability(self.signs_of(panel, finding))
+        panel.told[finding.row] = panel.bucket
         text = f"{panel.metric} of {node}/{device} {_course(panel, finding)}; it ends in {panel.row.end} {_when(finding.time_s)}, "
         text += f"if it goes on ({chance:.0%} of such trends did within {_span(self.settings.horizon_s)})"
         return self._verdict(panel, finding.row, at_ns, topology, window=(onset_ns, at_ns), onset_at_ns=onset_ns, confidence=chance,
                              score=finding.strength, value=finding.time_s, high=panel.row.limit, text=text)  # fmt: skip
+
+    def signs_of(self, panel: Panel, finding: Finding) -> Signs:
+        """What tells whether a trend goes on to its limit."""
+        share = finding.time_s / self.settings.horizon_s
+        again = _told_lately(panel, finding.row) or self._told_by_twin(panel, finding.row)
+        return Signs(done_of_way(panel, finding), share, again)
+
+    def _told_by_twin(self, panel: Panel, row: int) -> bool:
+        twin, entity = self._twin(panel), panel.entities[row]
+        return twin is not None and entity in twin.entities and _told_lately(twin, twin.entities.index(entity))
 
     def _take_back(self, panel: Panel, row: int, at_ns: int, topology: Topology) -> Verdict:
         text = f"no trend towards a failure is left on {panel.entities[row][0]}: {panel.metric} stopped rising towards its limit"
@@ -219,6 +236,11 @@ def _groups(entities: list[tuple[str, str]], jobs: dict[str, str]) -> list[NDArr
 
 def _key(panel: Panel) -> str:
     return f"{panel.family}.{panel.metric}/{panel.bucket_s}"
+
+
+def _told_lately(panel: Panel, row: int) -> bool:
+    """Whether a row was foretold within the last day."""
+    return bool(panel.told[row] > 0 and panel.bucket - panel.told[row] <= _DAY_S // panel.bucket_s)
 
 
 def _course(panel: Panel, finding: Finding) -> str:

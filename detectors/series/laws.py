@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -123,16 +124,31 @@ def trends(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horiz
 
 def counts(panel: Panel, groups: Sequence[NDArray[np.int64]], risk: float, horizon_s: float) -> list[Finding]:
     """Rows whose events come more often than their own past and their peers explain, ever more often, and reach the limit in time."""
-    busy = _busy(panel)
+    busy, past = _busy(panel), _Pasts(panel)
     found = []
     for row in busy.tolist():
         group = next((rows for rows in groups if row in rows), np.array([row]))
-        strength = max(_count_strength(panel, row, group, window, risk) for window in BASES[panel.bucket_s].counts)
+        strength = max(_count_strength(past, row, group, window, risk) for window in BASES[panel.bucket_s].counts)
         if strength >= 1.0:
             finding = _towards_limit(panel, row, strength)
             if finding is not None and finding.time_s <= horizon_s:
                 found.append(finding)
     return found
+
+
+def done_of_way(panel: Panel, finding: Finding) -> float:
+    """Share of the way from its usual level (of the day; or usual rate) to its limit that a row has come, 0 to 1."""
+    row, limit = finding.row, panel.row.limit
+    if panel.row.law is Law.TOTAL:
+        return min(1.0, float(panel.raw[row]) / limit)
+    if panel.row.is_count:
+        return min(max((finding.rate_per_h - finding.usual) / max(limit - finding.usual, 1e-9), 0.0), 1.0)
+    day, fine = panel.coarse[row], panel.fine[row, -5:]
+    if not (np.isfinite(day).any() and np.isfinite(fine).any()):
+        return 0.0
+    come = float(np.nanmedian(fine)) - float(np.nanmedian(day))
+    come = max(-come if panel.row.falling else come, 0.0)
+    return come / (come + max(finding.time_s * finding.rate_per_h / 3600.0, 1e-9))
 
 
 def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, values: F64, away: F64, bucket_s: int,
@@ -207,24 +223,50 @@ def _busy(panel: Panel) -> NDArray[np.int64]:
     return np.asarray(rows[unlikely])
 
 
-def _count_strength(panel: Panel, row: int, group: NDArray[np.int64], window: int, risk: float) -> float:
+class _Pasts:
+    """What a panel's rows did before, worked out once for all rows and kept while one bucket is evaluated."""
+
+    def __init__(self, panel: Panel) -> None:
+        self.panel = panel
+        self._known: dict[int, Past] = {}
+
+    def of(self, rows: NDArray[np.int64], recent: int) -> Past:
+        """Events, buckets with an event, seconds covered, before the newest `recent` fine buckets."""
+        if recent not in self._known:
+            self._known[recent] = _past(self.panel, np.arange(len(self.panel.entities)), recent)
+        events, active, seconds = self._known[recent]
+        return events[rows], active[rows], seconds[rows]
+
+    def dispersion(self, rows: NDArray[np.int64]) -> float:
+        """Of the middle one of these rows, of those with events enough to tell."""
+        each, busy = self._dispersions
+        chosen = each[rows][busy[rows]]
+        return float(np.median(chosen)) if len(chosen) else 1.0
+
+    @cached_property
+    def _dispersions(self) -> tuple[F64, NDArray[np.bool_]]:
+        return dispersion(self.panel.coarse), np.asarray(np.nansum(self.panel.coarse, axis=1) >= 5)
+
+
+def _count_strength(pasts: _Pasts, row: int, group: NDArray[np.int64], window: int, risk: float) -> float:
     """Logarithm of the p-value over that of the risk; 0 when its own past alone could explain it.
 
     The rate in health is not one number: weak parts have more errors than others. What is known of a row before its own past is the spread
     of its peers' rates, a gamma distribution; its past sharpens it, and the events to come are negative binomial.
     """
-    past, others = _past(panel, np.array([row]), window), _past(panel, group[group != row], FINE)
+    panel, peers = pasts.panel, group[group != row]
+    past, others = pasts.of(np.array([row]), window), pasts.of(peers, FINE)
     if not others[2].sum():
-        others = _past(panel, group[group != row], 0)
-    spread = max(1.0, _own_dispersion(panel, row, alone=len(group) <= 1), _peer_dispersion(panel, group[group != row]))
+        others = pasts.of(peers, 0)
+    spread = max(1.0, _own_dispersion(panel, row, alone=len(group) <= 1), pasts.dispersion(peers))
     recent = panel.fine[row, -window:]
     recent_s = float(np.isfinite(recent).sum() * panel.bucket_s)
     events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
     active = (float((np.nan_to_num(recent) > 0).sum()), past[1], others[1])
     worst = 0.0
     share = (past[1].sum() + others[1].sum()) * panel.bucket_s / max(1.0, past[2].sum() + others[2].sum())
-    for now, own, peers in (events, active) if share < _OFTEN else (events,):
-        shape, exposure_s = gamma_of_rates(peers, others[2])
+    for now, own, theirs in (events, active) if share < _OFTEN else (events,):
+        shape, exposure_s = gamma_of_rates(theirs, others[2])
         if _p(now, recent_s, float(own[0]), float(past[2][0])) > _OWN_RISK:
             return 0.0
         worst = max(worst, _p(now, recent_s, float(own[0]) + shape, float(past[2][0]) + exposure_s))
@@ -253,14 +295,6 @@ def _own_dispersion(panel: Panel, row: int, alone: bool) -> float:
     if np.isfinite(older).sum() >= 8:
         return float(dispersion(older)[0])
     return float(dispersion(panel.coarse[row : row + 1, :-4])[0]) if alone else 1.0
-
-
-def _peer_dispersion(panel: Panel, rows: NDArray[np.int64]) -> float:
-    if not len(rows):
-        return 1.0
-    each = dispersion(panel.coarse[rows])
-    busy = np.nansum(panel.coarse[rows], axis=1) >= 5
-    return float(np.median(each[busy])) if busy.any() else 1.0
 
 
 def _towards_limit(panel: Panel, row: int, strength: float) -> Finding | None:

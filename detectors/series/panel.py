@@ -23,7 +23,7 @@ _HEALTHY_SHARE = 0.8
 _SLOPE_PACE, _SETTLED_BUCKETS = 0.01, 30
 _ROW_ARRAYS = (
     "total", "weight", "load", "last", "raw", "fine", "coarse", "usual", "seen", "mean_load", "smooth_load", "quick_load", "quick_level",
-    "peak", "streak", "calm", "since_ns", "absent",
+    "peak", "streak", "calm", "since_ns", "told", "absent",
 )  # fmt: skip
 
 
@@ -73,6 +73,9 @@ class Panel(msgspec.Struct):
     calm: Array = msgspec.field(default_factory=lambda: _zero(0))
     since_ns: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Onset of the open foretelling, 0 when there is none."""
+
+    told: Array = msgspec.field(default_factory=lambda: _zero(0))
+    """Bucket in which the row was last foretold, 0 for never."""
 
     quiet: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     known: Array = msgspec.field(default_factory=lambda: np.zeros((0, 0), dtype=np.uint8))
@@ -245,6 +248,7 @@ class Panel(msgspec.Struct):
             "absent",
             "streak",
             "calm",
+            "told",
         ):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(count)]))
         self.last = np.concatenate([self.last, np.full(count, np.nan)])

@@ -10,7 +10,7 @@ import pytest
 
 from detectors.base import AlignedTick, FamilyMatrix, Frame
 from detectors.series.foretell import Foretell, ForetellSettings
-from detectors.series.laws import risk_per_test
+from detectors.series.laws import Finding, risk_per_test
 from detectors.series.scenes import KINDS, START_NS, Fleet, Precursor
 from detectors.series.watch import WATCHED, Law, adds_up, watch_of
 from detectors.synthetic import node_name
@@ -169,7 +169,8 @@ def test_the_horizon_is_checked() -> None:
 
 def test_totals_and_rates_count_alike() -> None:
     rate = [frame for frame in scene("gpu_ecc", course="climb")]
-    total, sums = [], 0.0
+    total: list[Frame] = []
+    sums = np.zeros((1, 1))
     for frame in rate:
         matrix = frame.ticks[0].families["gpu"]
         sums = sums + matrix.values * 60.0
@@ -210,3 +211,17 @@ def test_the_table_is_sound() -> None:
     assert watch_of("host", "load1") is None
     assert adds_up("ecc_correctable_count")
     assert not adds_up("ecc_correctable_per_s")
+
+
+def test_a_series_foretold_before_within_a_day_is_known_as_such() -> None:
+    detector = Foretell()
+    said(only(Fleet(3, 1, 5, nuisance=0.0).frames(60), "host", "mem_available_ratio"), detector)
+    (panel,) = detector._state.panels.values()
+    finding = Finding(1, 3600.0, 1.5, 1800.0, 0.2, 0.01)
+    fresh = detector.signs_of(panel, finding)
+    panel.told[1] = panel.bucket - 1000
+    again = detector.signs_of(panel, finding)
+    panel.told[1] = panel.bucket - 1441
+    assert [fresh.again, again.again, detector.signs_of(panel, finding).again] == [False, True, False]
+    assert 0.0 <= fresh.done < 0.5
+    assert fresh.time_share == pytest.approx(1 / 6)
