@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 JITTER_MAX_MS = 200
 DEADLINE_SHARE = 0.5
 SELF_EVERY_TICKS = 10
+PLACED_TICKS = 3
 THIN_ABOVE, THIN_UNTIL = 0.5, 0.05
 """Shares of the spool at which the agent begins to tick slower, and goes back to its usual pace."""
 THIN_FACTOR = 5
@@ -98,6 +99,7 @@ class Agent:
         self._stopping.register(self._stop_read, select.POLLIN)
         self._last_tick_ns = 0
         self._ticks = 0
+        self._placed: tuple[tuple[int, int, int], tuple[Placement, ...]] = ((-1, 0, 0), ())
 
     @property
     def metrics(self) -> Metrics:
@@ -163,7 +165,7 @@ class Agent:
         if self._thin:
             gaps.append(Gap("agent", "spool_pressure"))
         blocks = tuple(block for sample in samples for block in sample.blocks)
-        here = placements(parts.ranks, parts.announcer.facts)
+        here = self._placements()
         tick = Tick(
             observed_at_ns=now_ns, interval_ms=self._interval_ms, blocks=blocks, placements=here, gaps=tuple(gaps)
         )
@@ -172,6 +174,14 @@ class Agent:
         parts.outbox.leave()
         self._last = (parts.clock.monotonic_ns(), blocks)
         self._observe_self(now_ns)
+
+    def _placements(self) -> tuple[Placement, ...]:
+        """The ranks that run here, looked up again when their layout changed and now and then: devices are found in the background."""
+        ranks, facts = self._parts.ranks, self._parts.announcer.facts
+        key = (ranks.changes, facts.gpus, self._ticks // PLACED_TICKS)
+        if key != self._placed[0]:
+            self._placed = (key, placements(ranks, facts))
+        return self._placed[1]
 
     def sick(self) -> str:
         """For the liveness probe: a sentence when no tick has gone out for long. A source that hangs has no say in it."""

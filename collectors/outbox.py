@@ -94,11 +94,7 @@ class Outbox:
         """Stamp and keep one record; `leave` wakes the sender now."""
         now_ns = self._clock.now_ns()
         with self._lock:
-            seq = self._seq[type(record)] = self._seq.get(type(record), -1) + 1
-            stamped = msgspec.structs.replace(
-                record, seq=seq, observed_at_ns=record.observed_at_ns or now_ns, **self._header
-            )
-            self._spool.append(Entry(value_class, now_ns, topic, key, encode(stamped)))
+            self._spool.append(self._entry(topic, key, record, value_class, now_ns))
         self._metrics.count("tw_records_total", topic=topic)
         if leave:
             self.waiting.set()
@@ -108,10 +104,27 @@ class Outbox:
         self._steps_left_ns = self._clock.monotonic_ns()
         with self._lock:
             steps, self._steps = self._steps, {}
-        for (job, attempt, rank), (world, rows) in steps.items():
-            report = StepReport(job=job, attempt=attempt, rank=rank, world=world, rows=tuple(rows))
-            self.put(topics.STEPS.name, job.encode(), report, Value.STEP)
+        if steps:
+            self._put_steps(steps)
         self.waiting.set()
+
+    def _put_steps(self, steps: dict[tuple[str, int, int], tuple[int, list[StepRow]]]) -> None:
+        """The reports of all ranks in one write."""
+        topic, now_ns = topics.STEPS.name, self._clock.now_ns()
+        reports = [
+            StepReport(job=job, attempt=attempt, rank=rank, world=world, rows=tuple(rows))
+            for (job, attempt, rank), (world, rows) in steps.items()
+        ]
+        with self._lock:
+            self._spool.extend([self._entry(topic, r.job.encode(), r, Value.STEP, now_ns) for r in reports])
+        self._metrics.count("tw_records_total", len(reports), topic=topic)
+
+    def _entry(self, topic: str, key: bytes, record: Record, value_class: Value, now_ns: int) -> Entry:
+        """The record with its header, encoded. Under the lock: entries are kept in the order of their numbers."""
+        seq = self._seq[type(record)] = self._seq.get(type(record), -1) + 1
+        at_ns = record.observed_at_ns or now_ns
+        stamped = msgspec.structs.replace(record, seq=seq, observed_at_ns=at_ns, **self._header)
+        return Entry(value_class, now_ns, topic, key, encode(stamped))
 
 
 class Sender:

@@ -69,12 +69,18 @@ class RankBoard:
     path
         Where the board is kept over restarts of the agent. A board that is older than a few minutes is not believed: its processes
         ended unseen, and their absence now would look like a death.
+
+    Attributes
+    ----------
+    changes
+        Grows whenever a rank comes, goes, ends or runs as another process: what follows from the layout holds until then.
     """
 
     def __init__(self, path: Path | None = None, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._ranks: dict[tuple[str, int], RankState] = {}
+        self.changes = 0
         self._path = path
         if path is not None:
             self._load(path)
@@ -111,6 +117,7 @@ class RankBoard:
             changed = old is None or new.pid != old.pid or new.world != old.world
             if old is None:
                 self._drop_older(job, generation)
+            self.changes += changed
         if changed:
             self.save()
         return changed
@@ -125,6 +132,7 @@ class RankBoard:
                 del self._ranks[job, rank]
             else:
                 self._ranks[job, rank] = replace(state, ended_monotonic_ns=state.ended_monotonic_ns or at_monotonic_ns)
+            self.changes += 1
         self.save()
 
     def leaving(self, job: str, generation: int, rank: int) -> None:
@@ -138,6 +146,7 @@ class RankBoard:
         """Stop reporting a rank."""
         with self._lock:
             self._ranks.pop((job, rank), None)
+            self.changes += 1
         self.save()
 
     def _drop_older(self, job: str, generation: int) -> None:

@@ -170,13 +170,21 @@ class Round:
         asked = [standing for standing, reason in reasons.items() if reason is None]
         turn = Turn(now_ns, asked)
         self._free_hand().give(turn)
-        samples = [standing.timed(now_ns, self._metrics) for standing in self._inline]
+        samples = [self._here(standing, now_ns) for standing in self._inline]
         answers = turn.wait(self._deadline_s, lambda count: self._take_over(turn, count))
         samples += [sample for sample in settled.values() if sample is not None]
         samples += [self._outcome(turn, standing, reason, answers) for standing, reason in reasons.items()]
         for gap in (gap for sample in samples for gap in sample.gaps):
             self._metrics.count("tw_source_gaps_total", source=gap.source, reason=gap.reason)
         return samples
+
+    def _here(self, standing: Standing, now_ns: int) -> Sample:
+        """A source that only looks at memory, asked in this thread."""
+        sample = standing.standing()
+        if sample is None:
+            sample = standing.timed(now_ns, self._metrics)
+            standing.answered(sample)
+        return sample
 
     def close(self) -> None:
         """Let the thread end; one that hangs is left alone."""

@@ -18,7 +18,7 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -138,6 +138,17 @@ class Spool:
             if sum(s.size_bytes for s in self._segments) > self._limit_bytes:
                 self._make_room()
             return True
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Keep several entries, small ones by one write."""
+        frames = b"".join(map(_frame, entries))
+        with self._lock:
+            together = len(frames) <= min(self._segment_bytes // 2, MAX_BODY_BYTES) and not self._memory
+            if not (together and self._write(frames)):
+                for entry in entries:
+                    self.append(entry)
+            elif sum(s.size_bytes for s in self._segments) > self._limit_bytes:
+                self._make_room()
 
     def peek(self, max_entries: int = 512) -> list[Held]:
         """The oldest entries that are not acknowledged, in order. They are lent until `acknowledge` or `release`."""

@@ -351,3 +351,35 @@ def test_an_entry_too_large_to_be_read_back_is_refused_and_blocks_nothing(tmp_pa
     assert spool.append(entry(2))
     assert drain(spool) == [2]
     assert metrics.value("tw_spool_dropped_total", topic="tw.ticks") == 1
+
+
+def test_several_entries_are_kept_by_one_write_or_one_by_one(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1 << 20, Metrics("test"))
+    small = [Entry(Value.STEP, i, "tw.steps", b"job", bytes([i])) for i in range(8)]
+    large = [Entry(Value.STEP, 8 + i, "tw.steps", b"job", bytes(spool._segment_bytes // 3)) for i in range(4)]
+    spool.extend(small)
+    spool.extend(large)
+    spool.extend([])
+    assert [held.entry for held in spool.peek()] == (small + large)[: len(spool.peek())]
+    seen: list[int] = []
+    while held := spool.peek():
+        seen += [item.entry.written_ns for item in held]
+        spool.acknowledge(held[-1].place)
+    assert seen == list(range(12))
+    spool.close()
+
+
+def test_entries_that_do_not_fit_on_the_disk_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, 1 << 20, Metrics("test"))
+    entries = [Entry(Value.STEP, i, "tw.steps", b"job", bytes([i])) for i in range(3)]
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refused)
+        spool.extend(entries)
+    assert spool.disk_full
+    spool.extend(entries[:1])
+    assert [held.entry.written_ns for held in spool.peek()] == [0, 1, 2, 0]
+    spool.close()
+
+
+def refused(descriptor: int, data: bytes) -> int:
+    raise OSError(28, os.strerror(28))
