@@ -1,17 +1,20 @@
-"""Saves on disk: the same bytes as in memory, written atomically, the last three kept."""
+"""Saves on disk: the same bytes as in memory, written atomically under a limit, the newest few kept.
+
+What an interrupted write left behind is gone on with: pieces that are there and equal are not written again.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import mmap
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator
 
+from trainwarden_hook.pace import Pace
 from trainwarden_hook.packing import HEADER_BYTES, Header, Refused, check, unpack
 from trainwarden_hook.segments import file_part
+from trainwarden_hook.sums import checksum
 
 CHUNK_BYTES = 4 << 20
 KEEP = 3
@@ -20,11 +23,37 @@ _NAME = re.compile(r"step-(\d{12})\..+\.twck$")
 
 
 class Folder:
-    """The checkpoint files of one job; this process writes under its own node and local rank."""
+    """The checkpoint files of one job; this process writes under its own node and local rank.
 
-    def __init__(self, root: str, job: str, node: str, local_rank: int) -> None:
+    Parameters
+    ----------
+    keep, keep_every
+        Of its own files the newest ``keep`` stay, and those whose step is a multiple of ``keep_every``.
+    bytes_per_s
+        Limit of writing; 0 for none.
+    """
+
+    where = "disk"
+
+    def __init__(
+        self,
+        root: str,
+        job: str,
+        node: str,
+        local_rank: int,
+        keep: int = KEEP,
+        keep_every: int = 0,
+        bytes_per_s: float = 0.0,
+    ) -> None:
         self.path = os.path.join(root, file_part(job))
         self._own = f".{file_part(node)}-{local_rank}"
+        self._keep = keep
+        self._keep_every = keep_every
+        self._pace = Pace(bytes_per_s)
+
+    def file_of(self, step: int) -> str:
+        """Where this process keeps the save of ``step``."""
+        return os.path.join(self.path, f"step-{step:012d}{self._own}{SUFFIX}")
 
     def write(self, header: Header, payload: memoryview, still_valid: Callable[[], bool]) -> bool:
         """Write one save durably; ``False`` if its source was overwritten on the way.
@@ -32,10 +61,10 @@ class Folder:
         Raises
         ------
         OSError
-            For example no space left; nothing half-written stays.
+            For example no space left; nothing half-written stays (but after a kill: the next write goes on with it).
         """
         os.makedirs(self.path, exist_ok=True)
-        final = os.path.join(self.path, f"step-{header.step:012d}{self._own}{SUFFIX}")
+        final = self.file_of(header.step)
         temporary = f"{final}.tmp"
         try:
             if not self._fill(temporary, header, payload, still_valid):
@@ -45,27 +74,52 @@ class Folder:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        self._retire()
+        self._retire(header.step)
         return True
 
     def _fill(self, path: str, header: Header, payload: memoryview, still_valid: Callable[[], bool]) -> bool:
         crc = 0
-        with open(path, "wb", buffering=0) as file:
-            _write_all(file.fileno(), memoryview(header.encode()))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._write_at(descriptor, memoryview(header.encode()), 0)
             for start in range(0, len(payload), CHUNK_BYTES):
                 if not still_valid():
                     return False
                 piece = payload[start : start + CHUNK_BYTES]
-                crc = zlib.crc32(piece, crc)
-                _write_all(file.fileno(), piece)
-            os.fsync(file.fileno())
+                crc = checksum(piece, crc)
+                self._write_at(descriptor, piece, HEADER_BYTES + start)
+            os.ftruncate(descriptor, HEADER_BYTES + len(payload))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         return still_valid() and crc == header.payload_crc
 
-    def _retire(self) -> None:
-        own = sorted(glob.glob(os.path.join(glob.escape(self.path), f"step-*{glob.escape(self._own)}{SUFFIX}")))
-        for path in own[:-KEEP]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+    def _write_at(self, descriptor: int, data: memoryview, offset: int) -> None:
+        if os.pread(descriptor, len(data), offset) == data:
+            return
+        while data:
+            written = os.pwrite(descriptor, data, offset)
+            data, offset = data[written:], offset + written
+            self._pace.spend(written)
+
+    def _retire(self, newest: int) -> None:
+        own = [name for name in self._own_files() if not self._is_kept_for_good(name)]
+        for name in sorted(own)[: -self._keep]:
+            self._remove(name)
+        for name in os.listdir(self.path):
+            # Left by a process that was killed in the middle of an older save.
+            if name.endswith(f"{self._own}{SUFFIX}.tmp") and name < f"step-{newest:012d}":
+                self._remove(name)
+
+    def _own_files(self) -> list[str]:
+        return [name for name in os.listdir(self.path) if _NAME.match(name) and name.endswith(self._own + SUFFIX)]
+
+    def _is_kept_for_good(self, name: str) -> bool:
+        return bool(self._keep_every) and int(name[5:17]) % self._keep_every == 0
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, name))
 
     def newest_first(self) -> Iterator[tuple[int, str]]:
         """Step and path of every file of the job, from whichever node."""
@@ -89,11 +143,6 @@ class Folder:
                     os.unlink(path)
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
 def _sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -102,13 +151,13 @@ def _sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def open_file(path: str, expected_fingerprint: int | None) -> tuple[Header, memoryview]:
-    """Header and payload of a whole, fitting file.
+def map_file(path: str) -> tuple[Header, memoryview]:
+    """Header and payload of a file; the payload is not verified.
 
     Raises
     ------
     Refused
-        Truncated, corrupt, of another version or model, or not readable.
+        Truncated, of another version, or not readable.
     """
     try:
         with open(path, "rb") as file:
@@ -119,7 +168,31 @@ def open_file(path: str, expected_fingerprint: int | None) -> tuple[Header, memo
             view = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}") from error
-    return check(view[:HEADER_BYTES], view[HEADER_BYTES:], path, expected_fingerprint), view[HEADER_BYTES:]
+    return Header.decode(view[:HEADER_BYTES], path), view[HEADER_BYTES:]
+
+
+def discard_file_above(path: str, step: int) -> None:
+    """Remove the save at ``path`` if it is of a later step (roll back); what is no save stays."""
+    try:
+        header, _ = map_file(path)
+    except Refused:
+        return
+    if header.step > step:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def open_file(path: str, expected_fingerprint: int | None) -> tuple[Header, memoryview]:
+    """Header and payload of a whole, fitting file.
+
+    Raises
+    ------
+    Refused
+        Truncated, corrupt, of another version or model, or not readable.
+    """
+    header, payload = map_file(path)
+    check(header, payload, path, expected_fingerprint)
+    return header, payload
 
 
 def load_file(path: str, expected_fingerprint: int | None) -> dict[str, object]:

@@ -6,18 +6,22 @@ moment at least one buffer holds a whole save once there has been one: the other
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 from trainwarden_hook import segments
-from trainwarden_hook.packing import HEADER_BYTES, Header, Plan, Refused, check, unpack
+from trainwarden_hook.packing import HEADER_BYTES, SHARDED, Header, Plan, Refused, fits, unpack
+from trainwarden_hook.sums import checksum
 
 BUFFERS = ("a", "b")
+NOTHING = bytes(HEADER_BYTES)
+UNFINISHED = b"\x00" * 8 + b"unfinished".ljust(HEADER_BYTES - 8, b"\x00")
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python does not name yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,22 @@ class Buffer:
                 os.close(descriptor)
         return memoryview(self._map)
 
+    def prepare(self, size: int) -> None:
+        """Reserve the bytes and their page tables beforehand, so that the first save costs what later ones do."""
+        self.open(size)
+        current = self._map
+        if current is not None:
+            # An older kernel has no such advice: the first save is slower, no more.
+            with contextlib.suppress(OSError):
+                current.madvise(POPULATE_WRITE)
+
     def begin(self, size: int) -> memoryview:
         """Invalidate what is there and give the bytes to write to."""
         view = self.open(size)
         with self.lock:
             self.writing += 1
             self.sealed = False
-            view[:HEADER_BYTES] = bytes(HEADER_BYTES)
+            view[:HEADER_BYTES] = UNFINISHED
         return view
 
     def seal(self, plan: Plan, stamp: Stamp, step: int, ticket: int) -> Header | None:
@@ -84,9 +97,10 @@ class Buffer:
             stamp.generation,
             len(plan.index),
             plan.payload_bytes,
-            zlib.crc32(payload),
+            checksum(payload),
             stamp.fingerprint,
             time.time_ns(),
+            SHARDED if plan.sharded else 0,
         )
         with self.lock:
             if self.writing != ticket:
@@ -101,8 +115,8 @@ class Buffer:
         view = self.open(HEADER_BYTES + plan.payload_bytes)
         return plan.first_nan(view[HEADER_BYTES : HEADER_BYTES + plan.payload_bytes])
 
-    def examine(self, expected_fingerprint: int | None) -> Header | None:
-        """Check what an earlier process left here; ``None`` if there is nothing.
+    def look(self, expected_fingerprint: int | None) -> Header | None:
+        """Header of what an earlier process left here, its payload not verified; ``None`` if there is nothing.
 
         Raises
         ------
@@ -117,10 +131,16 @@ class Buffer:
             return None
         if size < HEADER_BYTES:
             raise Refused(f"{self.path} is truncated: {size} bytes")
-        view = self.open(size)
-        header = check(view[:HEADER_BYTES], view[HEADER_BYTES:], self.path, expected_fingerprint)
-        self.sealed, self.step = True, header.step
+        page = self.open(size)[:HEADER_BYTES]
+        if page == NOTHING:
+            return None
+        header = Header.decode(page, self.path)
+        fits(header, size - HEADER_BYTES, self.path, expected_fingerprint)
         return header
+
+    def keep(self, header: Header) -> None:
+        """What is here is verified: it counts as a whole save, not to be overwritten before an older one."""
+        self.sealed, self.step = True, header.step
 
     def load(self, header: Header) -> dict[str, Any]:
         """The state of an examined save."""
@@ -130,10 +150,19 @@ class Buffer:
         """The bytes behind the header."""
         return self.open(HEADER_BYTES + header.payload_bytes)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
 
+    def discard_above(self, step: int) -> None:
+        """Make a save of a later step unusable (roll back); what is no save stays as it is."""
+        try:
+            header = self.look(None)
+        except Refused:
+            return
+        if header is not None and header.step > step:
+            self.discard()
+
     def discard(self) -> None:
         """Make what is here unusable."""
         if os.path.exists(self.path):
-            self.begin(HEADER_BYTES)
+            self.begin(HEADER_BYTES)[:HEADER_BYTES] = NOTHING
         self.step = -1
 
 
@@ -143,9 +172,13 @@ class Buffers:
     def __init__(self, job: str, node: str, local_rank: int) -> None:
         self.pair = [Buffer(segments.path(job, node, local_rank, name)) for name in BUFFERS]
 
-    def choose(self, being_read: Buffer | None) -> Buffer:
+    def choose(self, being_written_out: Buffer | None) -> Buffer:
         """The buffer to overwrite: never the one being written to disk if the other is whole, else the older."""
         first, second = sorted(self.pair, key=lambda buffer: (buffer.sealed, buffer.step))
-        if first is being_read and first.sealed and second.sealed:
+        if first is being_written_out and first.sealed and second.sealed:
             return second
         return first
+
+    def other(self, buffer: Buffer) -> Buffer:
+        """The one of the pair that ``buffer`` is not."""
+        return self.pair[1] if buffer is self.pair[0] else self.pair[0]

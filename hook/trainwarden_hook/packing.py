@@ -1,5 +1,7 @@
 """Training state as bytes: a JSON index and raw tensor bytes, no pickle.
 
+A sharded tensor is packed as this rank's part, with the whole shape and where the part begins.
+
 Layout: header (one page, written last), index, padding, tensors (each aligned to 64 bytes).
 A header that is missing, of another version, or whose checksums do not fit means: not a save.
 """
@@ -11,15 +13,19 @@ import json
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from trainwarden_hook.copying import Piece, copy_all
+from trainwarden_hook.sums import checksum
 
 if TYPE_CHECKING:
     import torch
 
 MAGIC = b"TWCKPT\x00\x01"
-VERSION = 1
+VERSION = 2
+SHARDED = 1
 HEADER_BYTES = 4096
 ALIGN_BYTES = 64
 _HEADER = struct.Struct("<8sIIqiiqQQIIq")
@@ -47,13 +53,19 @@ class Header:
     payload_crc: int
     fingerprint: int
     saved_at_ns: int
+    flags: int = 0
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this is one rank's part of a state, rather than all of it."""
+        return bool(self.flags & SHARDED)
 
     def encode(self) -> bytes:
         """One page, ending the save."""
         body = _HEADER.pack(
             MAGIC,
             VERSION,
-            0,
+            self.flags,
             self.step,
             self.world,
             self.rank,
@@ -78,7 +90,8 @@ class Header:
         if len(page) < HEADER_BYTES:
             raise Refused(f"{where} is truncated: {len(page)} bytes, a header has {HEADER_BYTES}")
         body = bytes(page[: _HEADER.size])
-        magic, version, _, *fields = _HEADER.unpack(body)
+        magic, version, flags, *fields = _HEADER.unpack(body)
+        fields.append(flags)
         if magic != MAGIC:
             raise Refused(f"{where} is not a finished save: no magic number")
         if _CHECK.unpack(bytes(page[_HEADER.size : _HEADER.size + 4]))[0] != zlib.crc32(body):
@@ -86,6 +99,25 @@ class Header:
         if version != VERSION:
             raise Refused(f"{where} has version {version}, this program reads version {VERSION}")
         return cls(*fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A sharded tensor in an unpacked state: the part that this save holds.
+
+    Attributes
+    ----------
+    shape
+        Of the whole tensor.
+    start
+        Index of the part's first element in the whole, one number a dimension.
+    data
+        The part.
+    """
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    data: torch.Tensor
 
 
 def aligned(size: int) -> int:
@@ -96,14 +128,21 @@ def aligned(size: int) -> int:
 class Plan:
     """Where every part of a state goes; made without copying a tensor.
 
+    Parameters
+    ----------
+    stable
+        Whether nothing but the optimizer's step changes the tensor at this path (see `Overlap`).
+
     Raises
     ------
     TypeError
         A value is of a kind that cannot be packed; the text has its path.
     """
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.tensors: list[tuple[int, torch.Tensor]] = []
+    def __init__(self, state: Mapping[str, Any], stable: Callable[[str, torch.Tensor], bool] | None = None) -> None:
+        self.tensors: list[Piece] = []
+        self.sharded = False
+        self._stable = stable or (lambda at, tensor: False)
         self._watched: list[tuple[str, list[Any]]] = []
         self._data_bytes = 0
         tree = self._encode(dict(state), "state")
@@ -130,35 +169,34 @@ class Plan:
         import torch
 
         if isinstance(value, torch.Tensor):
-            place = self._place(value.detach())
+            local = local_part(value)
+            place = self._place(at, value.detach() if local is None else local[0], value)
             if at.startswith("state.model.") and value.is_floating_point():
                 self._watched.append((at.removeprefix("state.model."), place))
-            return {"x": place}
+            if local is None:
+                return {"x": place}
+            self.sharded = True
+            return {"s": [place, list(value.shape), local[1]]}
         if type(value).__module__ == "numpy":
             if value.ndim == 0:
                 return self._encode(value.item(), at)
-            return {"n": self._place(torch.from_numpy(value))}
+            tensor = torch.from_numpy(value)
+            return {"n": self._place(at, tensor, tensor)}
         raise TypeError(
             f"{at} is a {type(value).__name__}, which a checkpoint cannot hold; give tensors, numbers, texts"
         )
 
-    def _place(self, tensor: torch.Tensor) -> list[Any]:
-        size = tensor.numel() * tensor.element_size()
-        offset = self._data_bytes
-        self.tensors.append((offset, tensor))
-        self._data_bytes += aligned(size)
-        return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, size]
+    def _place(self, at: str, tensor: torch.Tensor, whole: torch.Tensor) -> list[Any]:
+        if tensor.layout is not torch_strided() or tensor.is_quantized:
+            raise TypeError(f"{at} is a {tensor.layout} tensor, which a checkpoint cannot hold; give a dense one")
+        piece = Piece(at.removeprefix("state."), self._data_bytes, tensor, whole, self._stable(at, whole))
+        self.tensors.append(piece)
+        self._data_bytes += aligned(piece.size)
+        return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), piece.offset, piece.size]
 
     def write_tensors(self, payload: memoryview) -> None:
         """Copy all tensors (from any device) into ``payload``: the only part that stalls training."""
-        import torch
-
-        for offset, tensor in self.tensors:
-            size = tensor.numel() * tensor.element_size()
-            if size:
-                start = self.data_start + offset
-                flat = torch.frombuffer(payload[start : start + size], dtype=tensor.dtype)
-                flat.view(tensor.shape).copy_(tensor)
+        copy_all(self.tensors, payload[self.data_start :])
 
     def first_nan(self, payload: memoryview) -> str:
         """Name of the first tensor of the model that holds a NaN; empty if none does.
@@ -166,7 +204,7 @@ class Plan:
         Infinities may be meant (masks), NaN never is.
         """
         for name, place in self._watched:
-            if place[3] and bool(view_of(place, payload[self.data_start :]).isnan().any()):
+            if place[3] and _has_nan(view_of(place, payload[self.data_start :])):
                 return name
         return ""
 
@@ -174,6 +212,33 @@ class Plan:
         """Write the index and zero the padding behind it."""
         payload[: len(self.index)] = self.index
         payload[len(self.index) : self.data_start] = bytes(self.data_start - len(self.index))
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """A sum is finite unless something in it is not (or it overflows): one pass, and rarely a second."""
+    if tensor.element_size() >= 2 and bool(tensor.sum().isfinite()):
+        return False
+    return bool(tensor.isnan().any())
+
+
+def torch_strided() -> torch.layout:
+    """The layout of dense tensors."""
+    import torch
+
+    return torch.strided
+
+
+def local_part(value: torch.Tensor) -> tuple[torch.Tensor, list[int]] | None:
+    """This rank's part of a distributed tensor and where it begins; ``None`` for an ordinary one."""
+    if not hasattr(value, "placements"):
+        return None
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(value, DTensor):
+        return None
+    _, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return value.to_local().detach(), list(start)
 
 
 def fingerprint(model_state: Mapping[str, Any], optimizer_kind: str) -> int:
@@ -185,54 +250,87 @@ def fingerprint(model_state: Mapping[str, Any], optimizer_kind: str) -> int:
     return zlib.crc32("\n".join(parts).encode())
 
 
-def check(page: memoryview, payload: memoryview, where: str, expected_fingerprint: int | None) -> Header:
+def fits(header: Header, payload_bytes: int, where: str, expected_fingerprint: int | None) -> None:
+    """What can be said without reading the payload; raises `Refused`."""
+    if payload_bytes < header.payload_bytes:
+        raise Refused(f"{where} is truncated: {payload_bytes} of {header.payload_bytes} bytes")
+    if expected_fingerprint is not None and header.fingerprint != expected_fingerprint:
+        raise Refused(f"{where} is of another model: names, shapes or kinds of the tensors differ")
+
+
+def check(header: Header, payload: memoryview, where: str, expected_fingerprint: int | None) -> None:
     """Check a whole save against its header.
 
     Raises
     ------
     Refused
-        Truncated, corrupt, of another version, or of another model.
+        Truncated, corrupt, or of another model.
     """
-    header = Header.decode(page, where)
-    if len(payload) < header.payload_bytes:
-        raise Refused(f"{where} is truncated: {len(payload)} of {header.payload_bytes} bytes")
-    if zlib.crc32(payload[: header.payload_bytes]) != header.payload_crc:
+    fits(header, len(payload), where, expected_fingerprint)
+    verify(header, payload, where)
+
+
+def verify(header: Header, payload: memoryview, where: str) -> None:
+    """Compare the payload with its checksum; raises `Refused`."""
+    if checksum(payload[: header.payload_bytes]) != header.payload_crc:
         raise Refused(f"{where} is corrupt: the checksum of step {header.step} does not fit")
-    if expected_fingerprint is not None and header.fingerprint != expected_fingerprint:
-        raise Refused(f"{where} is of another model: names, shapes or kinds of the tensors differ")
-    return header
 
 
-def unpack(header: Header, payload: memoryview) -> dict[str, Any]:
-    """The state that `Plan` packed; tensors are copies, so the source may be overwritten afterwards."""
-    tree = json.loads(bytes(payload[: header.index_bytes]))
-    state = _decode(tree, payload[aligned(header.index_bytes) :])
-    return dict(state)
+def read_index(header: Header, payload: memoryview) -> Any:
+    """The tree of the packed state, as `Plan` wrote it."""
+    return json.loads(bytes(payload[: header.index_bytes]))
 
 
-def _decode(node: Any, data: memoryview) -> Any:
-    if not isinstance(node, dict):
-        return node
-    kind, body = next(iter(node.items()))
-    if kind in {"d", "o"}:
-        pairs = [(_decode(key, data), _decode(value, data)) for key, value in body]
-        return OrderedDict(pairs) if kind == "o" else dict(pairs)
-    if kind == "b":
-        return base64.b64decode(body)
-    if kind in {"x", "n"}:
-        tensor = _tensor(body, data)
-        return tensor if kind == "x" else tensor.numpy()
-    parts = [_decode(part, data) for part in body]
-    return parts if kind == "l" else tuple(parts)
+def unpack(header: Header, payload: memoryview, views: Collection[str] = ()) -> dict[str, Any]:
+    """The state that `Plan` packed.
+
+    Parameters
+    ----------
+    views
+        Entries of the state whose tensors lie over ``payload`` itself, gone with the next save there; all
+        others are copies.
+    """
+    data = payload[aligned(header.index_bytes) :]
+    kind, pairs = next(iter(read_index(header, payload).items()))
+    if kind != "d":
+        raise Refused(f"the save of step {header.step} holds no state but a {kind!r}")
+    return {key: Unpacker(data, key in views).decode(value) for key, value in pairs}
 
 
-def _tensor(body: list[Any], data: memoryview) -> torch.Tensor:
-    import torch
+class Unpacker:
+    """Turns the index and the bytes of the tensors into a state; see `unpack`."""
 
-    name, shape, _, size = body
-    if not size:
-        return torch.empty(shape, dtype=getattr(torch, name))
-    return view_of(body, data).clone()
+    def __init__(self, data: memoryview, views: bool) -> None:
+        self._data = data
+        self._views = views
+
+    def decode(self, node: Any) -> Any:
+        """One node of the tree."""
+        if not isinstance(node, dict):
+            return node
+        kind, body = next(iter(node.items()))
+        if kind in {"d", "o"}:
+            pairs = [(self.decode(key), self.decode(value)) for key, value in body]
+            return OrderedDict(pairs) if kind == "o" else dict(pairs)
+        if kind == "b":
+            return base64.b64decode(body)
+        if kind == "s":
+            place, shape, start = body
+            return Part(tuple(shape), tuple(start), self._tensor(place))
+        if kind in {"x", "n"}:
+            tensor = self._tensor(body)
+            return tensor if kind == "x" else tensor.numpy()
+        parts = [self.decode(part) for part in body]
+        return parts if kind == "l" else tuple(parts)
+
+    def _tensor(self, body: list[Any]) -> torch.Tensor:
+        import torch
+
+        name, shape, _, size = body
+        if not size:
+            return torch.empty(shape, dtype=getattr(torch, name))
+        view = view_of(body, self._data)
+        return view if self._views else view.clone()
 
 
 def view_of(body: list[Any], data: memoryview) -> torch.Tensor:

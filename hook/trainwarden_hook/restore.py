@@ -1,23 +1,31 @@
-"""Restoring: all ranks agree on the newest verified save that at least one of them holds.
+"""Restoring: all ranks agree on the newest save that is whole in the hands of all of them together.
 
-The state is replicated (data parallel), so a rank without that save takes it from the lowest
-rank that has it. Every save that must not be used is refused by name, logged and counted.
+A replicated (data parallel) state is whole in any one save; a sharded one needs the part of every rank
+of the world that saved it, in whosever memory, replica or file it lies. Bytes are verified where they
+lie before anybody uses them; what must not be used is refused by name, and the next best is tried.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from trainwarden_hook.disk import Folder, open_file
-from trainwarden_hook.memory import Buffer, Buffers
-from trainwarden_hook.packing import Header, Refused, unpack
+from trainwarden_hook.addresses import address_towards
+from trainwarden_hook.disk import Folder
+from trainwarden_hook.memory import Buffers
+from trainwarden_hook.offers import Holdings, Key, look
+from trainwarden_hook.packing import Header, Refused, aligned, read_index, unpack, verify
+from trainwarden_hook.pull import Reader, Server, room
+from trainwarden_hook.sharding import Parts, rebuild
 
 log = logging.getLogger("trainwarden.checkpoint")
-PIECE_BYTES = 64 << 20
+PREFERENCE = {"memory": 0, "peer": 1, "disk": 2}
+VIEWS = frozenset({"model"})
+T = TypeVar("T")
+Place = Callable[[tuple[Any, ...], Any, Parts | None], Any]
 
 
 @dataclass
@@ -31,6 +39,15 @@ class Candidate:
     refused: list[str] = field(default_factory=list)
 
 
+def find(buffers: Buffers, folder: Folder | None, fingerprint: int | None, max_step: int | None) -> Candidate:
+    """The newest whole, verified save of one rank on its own."""
+    held = look(buffers, folder, fingerprint, max_step)
+    best = held.best()
+    if best is None:
+        return Candidate(refused=held.refused)
+    return Candidate(best.header.step, best.source, best.header, best.payload, held.refused)
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What all ranks have agreed on and this rank has read."""
@@ -41,106 +58,236 @@ class Restored:
     header: Header
 
 
-def find(buffers: Buffers, folder: Folder | None, fingerprint: int | None, max_step: int | None) -> Candidate:
-    """Look in memory first, then on disk for something newer."""
-    best = Candidate()
-    for buffer in buffers.pair:
-        _consider(best, "memory", buffer.path, max_step, partial(_from_buffer, buffer, fingerprint))
-    for step, path in folder.newest_first() if folder is not None else ():
-        if step <= best.step:
-            break
-        if max_step is None or step <= max_step:
-            _consider(best, "disk", path, max_step, partial(open_file, path, fingerprint))
-    return best
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One offer as the other ranks hear of it."""
+
+    holder: int
+    number: int
+    header: Header
+    key: Key
+    source: str
 
 
-def _from_buffer(buffer: Buffer, fingerprint: int | None) -> tuple[Header, memoryview] | None:
-    header = buffer.examine(fingerprint)
-    return None if header is None else (header, buffer.payload(header))
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The save to restore: for every rank that saved, who holds its part (for a whole state, under 0)."""
+
+    key: Key
+    holders: dict[int, list[Told]]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part only."""
+        return self.key[2] > 0
+
+    def first(self, saved_rank: int) -> Told:
+        """The holder that everybody takes this part from."""
+        return self.holders[saved_rank][0]
 
 
-def _consider(
-    best: Candidate,
-    source: str,
-    where: str,
-    max_step: int | None,
-    read: Callable[[], tuple[Header, memoryview] | None],
-) -> None:
-    try:
-        found = read()
-    except (Refused, OSError) as error:
-        best.refused.append(str(error))
-        log.warning("not restored: %s", error)
-        return
-    if found is None:
-        return
-    step = found[0].step
-    if max_step is not None and step > max_step:
-        log.info("not restored: %s holds step %d, above the ordered %d", where, step, max_step)
-    elif step > best.step:
-        best.step, best.source = step, source
-        best.header, best.payload = found
+class Ranks:
+    """The collectives of a restore; a process on its own is a world of one."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+        self.world = 1 if self._alone else dist.get_world_size()
+        self.rank = 0 if self._alone else dist.get_rank()
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank gives, in rank order."""
+        import torch.distributed as dist
+
+        if self._alone:
+            return [mine]
+        everybody: list[Any] = [None] * self.world
+        dist.all_gather_object(everybody, mine)
+        return everybody
 
 
-def agree(mine: Candidate) -> Restored | None:
+def choose(told: list[Told], spoilt: set[tuple[int, int]], given_up: set[Key]) -> tuple[Choice | None, list[str]]:
+    """The newest save that is whole without the spoilt offers, and a sentence on each newer one that is not."""
+    by_key: dict[Key, dict[int, list[Told]]] = {}
+    for offer in told:
+        if (offer.holder, offer.number) not in spoilt and offer.key not in given_up:
+            part = offer.header.rank if offer.header.sharded else 0
+            by_key.setdefault(offer.key, {}).setdefault(part, []).append(offer)
+    incomplete: list[str] = []
+    for key in sorted(by_key, reverse=True):
+        missing = sorted(set(range(key[2])) - set(by_key[key]))
+        if not missing:
+            holders = {part: sorted(offers, key=_preference) for part, offers in by_key[key].items()}
+            return Choice(key, holders), incomplete
+        ranks = ", ".join(map(str, missing))
+        incomplete.append(
+            f"step {key[0]} of generation {key[1]} is incomplete: no good save of rank {ranks} of {key[2]}"
+        )
+    return None, incomplete
+
+
+def _preference(offer: Told) -> tuple[int, int, int]:
+    return PREFERENCE[offer.source], offer.holder, offer.number
+
+
+def agree(mine: Holdings, place: Place | None = None) -> Restored | None:
     """Agree with all ranks (a collective when a process group is up) and read the state.
+
+    Parameters
+    ----------
+    place
+        ``place(path, tensor or part, parts)`` makes what this rank needs of a tensor: of a `Part` the region it holds
+        now, cut from ``parts``; ``None`` leaves all as it was saved.
 
     Returns
     -------
     Restored or None
-        ``None`` when no rank holds any good save.
+        ``None`` when there is no whole good save.
     """
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return _restored(mine, mine.source) if mine.step >= 0 else None
-    held: list[int] = [-1] * dist.get_world_size()
-    dist.all_gather_object(held, mine.step)
-    step = max(held)
-    if step < 0:
-        return None
-    if min(held) < step:
-        _share(mine, held, step)
-    return _restored(mine, mine.source)
+    ranks = Ranks()
+    if ranks.world == 1:
+        return _Agreement(mine, ranks, None, place).run()
+    host = address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"), 0)
+    with Server([offer.payload for offer in mine.offers], host) as server:
+        return _Agreement(mine, ranks, server, place).run()
 
 
-def _restored(mine: Candidate, source: str) -> Restored:
-    if mine.header is None or mine.payload is None:
-        raise RuntimeError("no save to restore from")
-    return Restored(mine.step, source, unpack(mine.header, mine.payload), mine.header)
+class _Agreement:
+    """One restore: choose, verify, read; until all ranks have read the same save, or none is left."""
 
+    def __init__(self, mine: Holdings, ranks: Ranks, server: Server | None, place: Place | None) -> None:
+        self._mine = mine
+        self._ranks = ranks
+        self._place = place
+        self._address = server.address if server is not None else None
+        self._readers: dict[int, Reader] = {}
 
-def _share(mine: Candidate, held: list[int], step: int) -> None:
-    """Broadcast header and payload of ``step`` from the lowest rank that holds it."""
-    import torch.distributed as dist
+    def run(self) -> Restored | None:
+        own = [
+            Told(self._ranks.rank, number, offer.header, offer.key, offer.source)
+            for number, offer in enumerate(self._mine.offers)
+        ]
+        everybody = self._ranks.gather((self._address, own))
+        self._addresses = [address for address, _ in everybody]
+        told = [offer for _, offers in everybody for offer in offers]
+        spoilt: set[tuple[int, int]] = set()
+        given_up: set[Key] = set()
+        named: set[str] = set()
+        try:
+            while True:
+                choice, incomplete = choose(told, spoilt, given_up)
+                for sentence in set(incomplete) - named:
+                    self._mine.refuse(sentence)
+                named.update(incomplete)
+                if choice is None:
+                    return None
+                bad = {each for some in self._ranks.gather(self._spoilt_of(choice)) for each in some}
+                if bad:
+                    spoilt |= bad
+                    continue
+                restored = self._read(choice)
+                if all(self._ranks.gather(restored is not None)):
+                    return restored
+                given_up.add(choice.key)
+        finally:
+            for reader in self._readers.values():
+                reader.close()
 
-    source = held.index(step)
-    has_it = mine.step == step
-    box: list[Any] = [mine.header if dist.get_rank() == source else None]
-    dist.broadcast_object_list(box, src=source)
-    header: Header = box[0]
-    # Headers of the same step differ between ranks (index_bytes): only the source may send from its own buffer, and a rank
-    # that has the save already takes part with scratch, so that its own header and payload stay a pair.
-    is_source = dist.get_rank() == source and mine.payload is not None
-    payload = mine.payload if is_source else memoryview(bytearray(header.payload_bytes))
-    assert payload is not None
-    _broadcast(payload[: header.payload_bytes], source)
-    if not has_it:
-        mine.step, mine.source, mine.header, mine.payload = step, "peer", header, payload
+    def _spoilt_of(self, choice: Choice) -> list[tuple[int, int]]:
+        """Verify those of my offers that somebody will read; the numbers of the bad ones."""
+        bad = []
+        for number in self._wanted_of_mine(choice):
+            try:
+                self._mine.offers[number].verify()
+            except (Refused, OSError) as error:
+                self._mine.refuse(str(error))
+                bad.append((self._ranks.rank, number))
+        return bad
 
+    def _wanted_of_mine(self, choice: Choice) -> list[int]:
+        if choice.sharded:
+            firsts = [choice.first(part) for part in choice.holders]
+            return [told.number for told in firsts if told.holder == self._ranks.rank]
+        mine = [told for told in choice.holders[0] if told.holder == self._ranks.rank]
+        return [told.number for told in mine[:1]]
 
-def _broadcast(payload: memoryview, source: int) -> None:
-    import torch
-    import torch.distributed as dist
+    def _read(self, choice: Choice) -> Restored | None:
+        try:
+            return self._sharded(choice) if choice.sharded else self._whole(choice)
+        except (OSError, Refused, ValueError) as error:
+            self._mine.refuse(f"step {choice.key[0]} cannot be read: {error}")
+            return None
 
-    on_gpu = dist.get_backend() == "nccl"
-    for start in range(0, len(payload), PIECE_BYTES):
-        piece = torch.frombuffer(payload[start : start + PIECE_BYTES], dtype=torch.uint8)
-        if dist.get_rank() != source:
-            # A rank that has the same save takes part, but into scratch: its own copy stays as verified.
-            target = torch.empty_like(piece)
-            moved = target.cuda() if on_gpu else target
-            dist.broadcast(moved, src=source)
-            piece.copy_(moved)
+    # -- a whole state
+
+    def _whole(self, choice: Choice) -> Restored:
+        mine = self._wanted_of_mine(choice)
+        if mine:
+            offer = self._mine.offers[mine[0]]
+            header, payload, source = offer.header, offer.payload, offer.source
         else:
-            dist.broadcast(piece.cuda() if on_gpu else piece, src=source)
+            header, payload = self._pull_whole(choice)
+            source = "peer"
+        state = unpack(header, payload, VIEWS)
+        if self._place is not None:
+            place = self._place
+            state = rebuild(state, lambda at, leaf: place(at, leaf, None))
+        return Restored(choice.key[0], source, state, header)
+
+    def _pull_whole(self, choice: Choice) -> tuple[Header, memoryview]:
+        """From a holder by turns, so that many ranks that lack it do not all ask the same one."""
+        per_holder = list({told.holder: told for told in choice.holders[0]}.values())
+        begin = self._ranks.rank % len(per_holder)
+        problems = []
+        for told in per_holder[begin:] + per_holder[:begin]:
+            payload = room(told.header.payload_bytes)
+            try:
+                self._reader(told.holder).read(told.number, 0, payload)
+                verify(told.header, payload, f"what rank {told.holder} sent")
+                return told.header, payload
+            except (OSError, Refused) as error:
+                problems.append(f"rank {told.holder}: {error}")
+                self._readers.pop(told.holder, None)
+        raise OSError("; ".join(problems))
+
+    # -- a sharded one
+
+    def _sharded(self, choice: Choice) -> Restored:
+        world, rank = choice.key[2], self._ranks.rank
+        base = rank if world == self._ranks.world else rank * world // self._ranks.world
+        indexes = {
+            part: read_index(choice.first(part).header, self._index_bytes(choice, part)) for part in choice.holders
+        }
+        parts = Parts(indexes, lambda part, offset, size: self._tensor_bytes(choice, part, offset, size))
+        told = choice.first(base)
+        payload = self._bytes(told, 0, told.header.payload_bytes)
+        state = unpack(told.header, payload, VIEWS)
+        if self._place is not None:
+            place = self._place
+            state = rebuild(state, lambda at, leaf: place(at, leaf, parts))
+        local = told.holder == rank and world == self._ranks.world
+        return Restored(choice.key[0], told.source if local else "peer", state, told.header)
+
+    def _index_bytes(self, choice: Choice, part: int) -> memoryview:
+        told = choice.first(part)
+        return self._bytes(told, 0, told.header.index_bytes)
+
+    def _tensor_bytes(self, choice: Choice, part: int, offset: int, size: int) -> memoryview:
+        told = choice.first(part)
+        return self._bytes(told, aligned(told.header.index_bytes) + offset, size)
+
+    def _bytes(self, told: Told, offset: int, size: int) -> memoryview:
+        if told.holder == self._ranks.rank:
+            return self._mine.offers[told.number].payload[offset : offset + size]
+        target = room(size)
+        self._reader(told.holder).read(told.number, offset, target)
+        return target
+
+    def _reader(self, holder: int) -> Reader:
+        if holder not in self._readers:
+            address = self._addresses[holder]
+            if address is None:
+                raise OSError(f"rank {holder} serves nothing")
+            self._readers[holder] = Reader(address)
+        return self._readers[holder]

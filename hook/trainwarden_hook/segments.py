@@ -35,9 +35,25 @@ def unlink_rank(job: str, node: str, local_rank: int) -> None:
             os.unlink(path(job, node, local_rank, buffer))
 
 
+def replica_path(job: str, node: str, rank: int) -> str:
+    """Path of the replica that this node keeps for a rank of another node."""
+    return f"{prefix(job, node)}replica-{rank}"
+
+
+def replicas(job: str, node: str) -> list[str]:
+    """Paths of all whole replicas that this node keeps."""
+    return sorted(path for path in glob.glob(glob.escape(prefix(job, node)) + "replica-*") if path[-1].isdecimal())
+
+
+def rank_of_replica(path: str) -> int:
+    """The rank whose replica lies at ``path``."""
+    return int(path.rpartition("-")[2])
+
+
 def unlink_all(job: str, node: str) -> int:
     """Remove all segments of this job on this node; returns how many there were."""
-    found = glob.glob(glob.escape(prefix(job, node)) + "[0-9]*-[ab]")
+    own = glob.escape(prefix(job, node))
+    found = glob.glob(own + "[0-9]*-[ab]") + glob.glob(own + "replica-[0-9]*")
     for name in found:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

@@ -23,6 +23,7 @@ from trainwarden_hook.disk import KEEP, Folder, load_file, open_file
 from trainwarden_hook.memory import Buffers, Stamp
 from trainwarden_hook.packing import HEADER_BYTES, Header, Plan, Refused, fingerprint, unpack
 from trainwarden_hook.restore import find
+from trainwarden_hook.sums import checksum
 
 STAMP = Stamp(world=4, rank=2, generation=3, fingerprint=77)
 
@@ -97,7 +98,7 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
     payload = memoryview(bytearray(plan.payload_bytes))
     plan.write_index(payload)
     plan.write_tensors(payload)
-    header = Header(1, 1, 0, 0, len(plan.index), plan.payload_bytes, zlib.crc32(payload), 0, 0)
+    header = Header(1, 1, 0, 0, len(plan.index), plan.payload_bytes, checksum(payload), 0, 0)
     return unpack(header, payload)
 
 
@@ -178,7 +179,7 @@ def cut_to_nothing(path: str) -> None:
 def newer_version(path: str) -> None:
     with open(path, "rb") as file:
         page = bytearray(file.read(HEADER_BYTES))
-    struct.pack_into("<I", page, 8, 2)
+    struct.pack_into("<I", page, 8, 3)
     size = struct.calcsize("<8sIIqiiqQQIIq")
     struct.pack_into("<I", page, size, zlib.crc32(page[:size]))
     corrupt(path, 0, bytes(page))
@@ -192,7 +193,7 @@ def newer_version(path: str) -> None:
         (no_magic, "not a finished save"),
         (cut_short, "truncated"),
         (cut_to_nothing, "truncated"),
-        (newer_version, "version 2"),
+        (newer_version, "version 3"),
     ],
 )
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -267,7 +268,7 @@ def test_a_full_disk_is_reported_and_the_memory_save_stands(rank: Rank, monkeypa
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trainwarden_hook.disk.os.write", full)
+    monkeypatch.setattr("trainwarden_hook.disk.os.pwrite", full)
     assert rank.save(10) is None
     memory, disk = rank.reports
     assert (memory.where, memory.ok) == ("memory", True)
@@ -284,7 +285,7 @@ def test_full_shared_memory_is_reported_and_the_older_save_stands(rank: Rank, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("trainwarden_hook.memory.os.posix_fallocate", full)
-    failure = rank.save(20)
+    failure = rank.save(20, {"model": {"w": torch.ones(1_000_000)}})
     assert failure is not None
     assert "No space left" in failure.error
     assert rank.found()[:2] == (10, "memory")
@@ -359,9 +360,9 @@ def test_a_save_never_overwrites_the_only_good_one(rank: Rank) -> None:
     rank.save(20)
     older, newer = sorted(rank.buffers.pair, key=lambda buffer: buffer.step)
     assert rank.buffers.choose(None) is older
-    assert rank.buffers.choose(being_read=older) is newer
+    assert rank.buffers.choose(being_written_out=older) is newer
     older.sealed = False
-    assert rank.buffers.choose(being_read=newer) is older
+    assert rank.buffers.choose(being_written_out=newer) is older
 
 
 @pytest.mark.parametrize("names", [("a/b", "n 0"), ("x" * 200, "n0"), ("ü", "n0")])

@@ -19,7 +19,8 @@ from trainwarden_hook.environment import Environment
 from trainwarden_hook.job import Job
 from trainwarden_hook.mailbox import Mailbox
 from trainwarden_hook.memory import Buffers, Stamp
-from trainwarden_hook.restore import Candidate, find
+from trainwarden_hook.offers import Holdings
+from trainwarden_hook.restore import find
 from trainwarden_hook.supervisor import margin_step
 from trainwarden_hook.trainers import Trainers, commit_failure
 
@@ -236,5 +237,5 @@ def test_what_was_restored_is_told_after_the_hello_and_by_the_same_thread() -> N
     told: list[str] = []
     job.recorder.outbox.send = lambda kind, fields: told.append(kind)  # type: ignore[method-assign]
     job.open()
-    _restore(job, Candidate(), torch.nn.Linear(1, 1), None, {})
+    _restore(job, Holdings(), torch.nn.Linear(1, 1), None, {})
     assert told == ["hello", "restore"]

@@ -1,0 +1,43 @@
+"""The checksum of a save: several times as fast as a CRC of every byte, and as sharp on what memory and disks do.
+
+Each block of one MiB is a matrix of 128 x 1024 words of 64 bits; the CRC goes over the sums of its
+columns and rows. A change within any 8 KiB in a row always changes the sums of columns; what is moved to
+another row or column changes the other. The rest (less than a block) goes through the CRC as it is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_BYTES = 1 << 20
+COLUMNS = 1024
+ROWS = BLOCK_BYTES // 8 // COLUMNS
+
+
+def checksum(payload: memoryview, start: int = 0) -> int:
+    """Checksum of ``payload``, continued from ``start`` (the checksum of whole blocks before it)."""
+    whole = len(payload) // BLOCK_BYTES * BLOCK_BYTES
+    return zlib.crc32(payload[whole:], _of_blocks(payload[:whole], start) if whole else start)
+
+
+def _of_blocks(payload: memoryview, start: int) -> int:
+    import torch
+
+    kept = bytearray((COLUMNS + ROWS) * 8)
+    sums = torch.frombuffer(kept, dtype=torch.int64)
+    crc = start
+    for block in torch.frombuffer(payload, dtype=torch.int64).view(-1, ROWS, COLUMNS):
+        _sum_both(block, sums)
+        crc = zlib.crc32(kept, crc)
+    return crc
+
+
+def _sum_both(block: torch.Tensor, sums: torch.Tensor) -> None:
+    import torch
+
+    torch.sum(block, 0, out=sums[:COLUMNS])
+    torch.sum(block, 1, out=sums[COLUMNS:])
