@@ -8,7 +8,6 @@ frame completely: reading the same offsets and cutting at the same times gives t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +184,7 @@ class Aligner:
 
     def _own_topology(self) -> bool:
         """Copy before the first change of a cut: frames handed out keep the picture they were made with."""
-        self.topology = deepcopy(self.topology)
+        self.topology = self.topology.copy()
         return True
 
     def _apply(self, event: TopologyEvent) -> None:

@@ -64,6 +64,10 @@ class Topology:
     _jobs: dict[str, JobLayout] = field(default_factory=dict)
     _job_origin: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
+    def copy(self) -> Topology:
+        """The same picture, which goes its own way from here: layouts and attributes are replaced, never changed."""
+        return Topology(dict(self._nodes), dict(self._node_origin), dict(self._jobs), dict(self._job_origin))
+
     def apply(self, event: TopologyEvent) -> str | None:
         """Take an event in; an older or lower one is ignored, a contradiction at the same standing is reported."""
         kind, _, name = event.entity.partition(":")
@@ -125,8 +129,9 @@ class Topology:
         for rank, place in ranks.items():
             if layout.ranks.get(rank, place)[0] != place[0]:
                 return f"job {name} attempt {event.attempt}: rank {rank} is claimed by {layout.ranks[rank][0]} and by {place[0]}"
-        attributes = _parallel_attributes(event, layout)
-        self._jobs[name] = JobLayout(name, event.attempt, {**layout.ranks, **ranks}, attributes)
+        attributes, merged = _parallel_attributes(event, layout), {**layout.ranks, **ranks}
+        if merged != layout.ranks or attributes != layout.attributes:  # else it is seen to be the same
+            self._jobs[name] = JobLayout(name, event.attempt, merged, attributes)
         return None
 
 

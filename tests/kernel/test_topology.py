@@ -58,3 +58,27 @@ def test_a_removed_node_is_forgotten() -> None:
 
 def test_a_nameless_entity_is_a_sentence() -> None:
     assert "expected node:<name>" in str(Topology().apply(TopologyEvent(entity="rack", origin="hook")))
+
+
+def test_what_was_known_already_leaves_the_layout_that_is_there() -> None:
+    topology = Topology()
+    for rank, node in enumerate(("n0", "n1")):
+        topology.apply(job(1, {rank: node}))
+    before = topology.job("j")
+    topology.apply(job(1, {1: "n1"}, at=5))
+    assert topology.job("j") is before
+
+
+def test_a_copy_goes_its_own_way_and_shares_what_did_not_change() -> None:
+    topology = Topology()
+    topology.apply(job(1, {0: "n0"}))
+    topology.apply(TopologyEvent(entity="node:n0", attributes={"rack": "r1"}))
+    before = topology.copy()
+    topology.apply(TopologyEvent(entity="node:n0", attributes={"rack": "r2"}, valid_from_ns=2))
+    topology.apply(TopologyEvent(entity="node:n9"))
+    assert topology.job("j") is before.job("j")
+    topology.apply(job(1, {1: "n1"}))
+    layout = before.job("j")
+    assert layout is not None
+    assert (before.attributes("n0"), before.nodes(), layout.nodes) == ({"rack": "r1"}, ("n0",), ("n0",))
+    assert topology.attributes("n0") == {"rack": "r2"}
