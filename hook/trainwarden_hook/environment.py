@@ -44,7 +44,7 @@ class Environment:
             node=env.get("TRAINWARDEN_NODE") or socket.gethostname(),
             generation=_whole(env, "TRAINWARDEN_GENERATION", 0),
             rank=_whole(env, "RANK", 0),
-            local_rank=_whole(env, "LOCAL_RANK", 0),
+            local_rank=_whole(env, "TRAINWARDEN_LOCAL_RANK", _whole(env, "LOCAL_RANK", 0)),
             world=_whole(env, "WORLD_SIZE", 1),
             socket_path=env.get("TRAINWARDEN_SOCKET") or None,
             mailbox_path=env.get("TRAINWARDEN_MAILBOX") or None,

@@ -14,7 +14,7 @@ from types import FrameType
 
 from trainwarden_hook import segments, zygote
 from trainwarden_hook.addresses import UsageError
-from trainwarden_hook.options import Options, parse
+from trainwarden_hook.options import NO_PYTHON, Options, parse
 from trainwarden_hook.supervisor import Supervisor
 
 EXIT_WORKERS_FAILED = 1
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     _check_script(options.script)
+    for note in options.notes:
+        log.warning("%s", note)
     run_dir = _make_run_dir(options)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if options.workers_per_node > 1:
@@ -59,7 +61,7 @@ def _run(options: Options) -> int:
 
     nursery = zygote.start()
     try:
-        _install_signals()
+        _install_signals(options.signals)
         elastic.quiet_hostname(options.node)
         supervisor = _make_supervisor(options, nursery, run_dir)
         code = worlds.Runner(supervisor, run_dir).run()
@@ -80,6 +82,10 @@ def _make_supervisor(options: Options, nursery: zygote.Zygote, run_dir: str) -> 
 
 
 def _check_script(script: list[str]) -> None:
+    if script[0] == NO_PYTHON:
+        if shutil.which(script[1]) is None:
+            raise UsageError(f"there is no program {script[1]!r} (--no-python)")
+        return
     if script[0] != "-m" and not os.path.isfile(script[0]):
         raise UsageError(f"there is no training script {script[0]!r} in {os.getcwd()}")
 
@@ -96,13 +102,13 @@ def _make_run_dir(options: Options) -> str:
     return os.path.abspath(options.run_dir)
 
 
-def _install_signals() -> None:
+def _install_signals(numbers: Sequence[int]) -> None:
     from trainwarden_hook.elastic import SignalException
 
     def stop(number: int, _: FrameType | None) -> None:
         raise SignalException(f"launcher got signal {number}", signal.Signals(number))
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in numbers:
         signal.signal(number, stop)
 
 

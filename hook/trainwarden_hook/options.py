@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from trainwarden_hook import torchrun_flags
 from trainwarden_hook.addresses import UsageError, address_towards, parse_endpoint
 
 RENDEZVOUS_DEFAULTS = {
@@ -18,6 +19,7 @@ RENDEZVOUS_DEFAULTS = {
 }
 PRELOAD = "torch,torch._dynamo,torch.distributed,torch.nn.parallel,torch.optim,torch.utils.data"
 MAX_DIGITS = 9
+NO_PYTHON = "--no-python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +51,25 @@ class Options:
     preload: tuple[str, ...]
     fresh_interpreter: bool
     script: list[str]
+    role: str = "trainer"
+    node_rank: int = -1
+    hosts_store: bool = False
+    log_dir: str = ""
+    redirects: dict[int, int] = field(default_factory=dict)
+    console_ranks: frozenset[int] = frozenset()
+    signals: tuple[int, ...] = torchrun_flags.signals_of("")
+    virtual_local_rank: bool = False
+    no_restart_codes: frozenset[int] = frozenset()
+    no_progress_limit: int = 3
+    spare: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trainwarden-run", description="Elastic launcher: heals by orders of a warden, or alone as torchrun does."
     )
-    meeting = parser.add_argument_group("rendezvous (as torchrun)")
-    meeting.add_argument("--standalone", action="store_true", help="one node, own store on a free port")
-    meeting.add_argument("--nnodes", default="1:1", metavar="MIN:MAX")
-    meeting.add_argument("--nproc-per-node", type=int, default=1)
-    meeting.add_argument("--rdzv-endpoint", default="", metavar="HOST:PORT", help="see trainwarden-rendezvous")
-    meeting.add_argument("--rdzv-id", default="", help="default: the job")
-    meeting.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...")
-    meeting.add_argument("--local-addr", default="", help="default: the address that leads to the endpoint")
-    meeting.add_argument("--max-restarts", type=int, default=3, help="restarts without an order (default 3)")
-    meeting.add_argument("--monitor-interval", type=float, default=0.1, metavar="S")
+    torchrun_flags.add_flags(parser)
     _add_own(parser.add_argument_group("trainwarden"))
     parser.add_argument("script", nargs=argparse.REMAINDER, help="training script and its arguments, or -m module ...")
     return parser
@@ -86,6 +91,18 @@ def _add_own(own: argparse._ArgumentGroup) -> None:
     own.add_argument(
         "--join-timeout", type=float, default=60.0, metavar="S", help="wait for the members of an ordered world"
     )
+    own.add_argument(
+        "--no-restart-exit-codes", default="", metavar="CODE,...",
+        help="a worker that ends with one of these ends the job: a restart would not help",
+    )  # fmt: skip
+    own.add_argument(
+        "--no-progress-limit",
+        type=int,
+        default=3,
+        metavar="N",
+        help="end the job after N failures in a row without a new step",
+    )
+    own.add_argument("--spare", action="store_true", help="a node more than the job needs: waits until one is missing")
     own.add_argument("--grace", type=float, default=1.0, metavar="S", help="between SIGTERM and SIGKILL of a worker")
     own.add_argument(
         "--exit-barrier", type=float, default=15.0, metavar="S", help="wait for other nodes at a clean end"
@@ -139,11 +156,14 @@ def parse_conf(text: str) -> dict[str, str]:
     return conf
 
 
-def _script(rest: Sequence[str]) -> list[str]:
+def _script(rest: Sequence[str], given: argparse.Namespace) -> list[str]:
     script = list(rest[1:] if rest[:1] == ["--"] else rest)
     if not script or script == ["-m"]:
         raise UsageError("no training script given; expected: trainwarden-run [flags] script.py [arguments]")
-    return script
+    if given.module and given.no_python:
+        raise UsageError("--module and --no-python exclude each other: a program of its own is no module")
+    kind = ["-m"] if given.module else [NO_PYTHON] if given.no_python else []
+    return [*kind, *script]
 
 
 def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
@@ -155,36 +175,37 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
         With one sentence that names the flag.
     """
     given = _parser().parse_args(list(argv))
-    low, high = parse_nodes(given.nnodes)
-    for flag in ("nproc_per_node", "monitor_interval", "order_timeout", "join_timeout", "pg_timeout"):
-        _positive(getattr(given, flag), "--" + flag.replace("_", "-"))
-    if not given.standalone and not given.rdzv_endpoint:
-        raise UsageError(
-            "no --rdzv-endpoint given; expected HOST:PORT of trainwarden-rendezvous, or --standalone for one node"
-        )
-    if given.standalone and high != 1:
-        raise UsageError(f"--standalone is for one node but --nnodes is {given.nnodes}; give --rdzv-endpoint instead")
-    endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(given.rdzv_endpoint, "--rdzv-endpoint")
+    torchrun_flags.fill_from_environment(given, environment)
+    low, high = parse_nodes(given.nnodes or "1:1")
+    conf = parse_conf(given.rdzv_conf)
+    meeting = torchrun_flags.meeting_of(given, conf, (low, high))
+    workers = torchrun_flags.workers_of(given.nproc_per_node)
+    interval_s = torchrun_flags.number(given.monitor_interval, "--monitor-interval", 0.1)
+    grace_s = torchrun_flags.number(given.shutdown_timeout, "--shutdown-timeout", given.grace)
+    _check(given, {"--nproc-per-node": workers, "--monitor-interval": interval_s}, meeting.endpoint, high)
+    endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(meeting.endpoint, "--rdzv-endpoint")
     for name in ("job", "node", "run_dir", "checkpoint_dir", "socket", "warden"):
         setattr(given, name, getattr(given, name) or environment.get(f"TRAINWARDEN_{name.upper()}", ""))
     job = given.job or "job"
+    # under a static rendezvous the nodes know each other by number
+    number = meeting.node_rank if not given.node and high > 1 else -1
     return Options(
         job=job,
-        node=given.node or socket.gethostname(),
+        node=given.node or (f"node{number}" if number >= 0 else socket.gethostname()),
         min_nodes=low,
         max_nodes=high,
-        workers_per_node=given.nproc_per_node,
+        workers_per_node=workers,
         endpoint=endpoint,
         standalone=given.standalone,
         rdzv_id=given.rdzv_id or job,
-        rdzv_conf=parse_conf(given.rdzv_conf),
+        rdzv_conf=conf,
         local_addr=given.local_addr or address_towards(*endpoint),
-        max_restarts=given.max_restarts,
-        monitor_interval_s=given.monitor_interval,
+        max_restarts=int(torchrun_flags.number(given.max_restarts, "--max-restarts", 3, whole=True)),
+        monitor_interval_s=interval_s,
         order_timeout_s=given.order_timeout,
         start_wait_s=given.start_wait,
         join_timeout_s=given.join_timeout,
-        grace_s=given.grace,
+        grace_s=grace_s,
         exit_barrier_s=given.exit_barrier,
         pg_timeout_s=given.pg_timeout,
         run_dir=given.run_dir,
@@ -193,5 +214,31 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
         warden_path=given.warden,
         preload=tuple(filter(None, given.preload.split(","))),
         fresh_interpreter=given.fresh_interpreter,
-        script=_script(given.script),
+        script=_script(given.script, given),
+        role=given.role or "trainer",
+        node_rank=number,
+        hosts_store=meeting.hosts and not given.standalone,
+        log_dir=given.log_dir,
+        redirects=torchrun_flags.redirects_of(given.redirects) or torchrun_flags.redirects_of(given.tee, "--tee"),
+        console_ranks=torchrun_flags.ranks_of(given.local_ranks_filter, "--local-ranks-filter"),
+        signals=torchrun_flags.signals_of(given.signals_to_handle),
+        virtual_local_rank=given.virtual_local_rank,
+        no_restart_codes=torchrun_flags.ranks_of(given.no_restart_exit_codes, "--no-restart-exit-codes"),
+        no_progress_limit=given.no_progress_limit,
+        spare=given.spare,
+        notes=tuple(torchrun_flags.without_effect(given)),
     )
+
+
+def _check(given: argparse.Namespace, numbers: dict[str, float], endpoint: str, most: int) -> None:
+    own = {
+        "--" + name.replace("_", "-"): getattr(given, name) for name in ("order_timeout", "join_timeout", "pg_timeout")
+    }
+    for flag, value in {**numbers, **own}.items():
+        _positive(value, flag)
+    if not given.standalone and not endpoint:
+        raise UsageError(
+            "no --rdzv-endpoint given; expected HOST:PORT of trainwarden-rendezvous, or --standalone for one node"
+        )
+    if given.standalone and most != 1:
+        raise UsageError(f"--standalone is for one node but --nnodes is {given.nnodes}; give --rdzv-endpoint instead")

@@ -298,7 +298,7 @@ class Shares:
         if self.barred or not self.total:
             return self.barred or "this script divides no batch by job.shares"
         if self.pending is not None:
-            return f"the change {self.pending.id} is not decided yet"
+            return f"the change {self.pending.id} is not in force yet"
         numbers = _numbers(shares)
         if len(numbers) != self.world or min(numbers, default=0) < 1 or sum(numbers) != self.total:
             return f"shares are {shares!r}, expected {self.world} whole numbers above 0 that add up to {self.total} micro-batches"

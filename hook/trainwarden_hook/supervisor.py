@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainwarden_hook import sharing
+from trainwarden_hook import outputs, sharing
 from trainwarden_hook.depot import open_depot
 from trainwarden_hook.options import Options
 from trainwarden_hook.trainers import Trainers, commit_failure
@@ -86,14 +86,19 @@ class Supervisor:
         self.trainers = Trainers(self.mailbox_path)
         self.depot = open_depot(options.local_addr, options.job, options.node)
         self.max_step: int | None = None
-        self._logs = os.path.join(run_dir, "logs") if options.run_dir else ""
         self.on_change = threading.Event()
 
     # -- the workers
 
+    def reached(self) -> int:
+        """Highest step that a local rank was ever heard to have begun, -1 before the first."""
+        return self.trainers.reached
+
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
         """Start one worker of the present world."""
-        out, err = self._log_paths(worker)
+        out, err = outputs.paths_of(self.options, worker)
+        if self.options.virtual_local_rank:
+            environment = outputs.virtual(environment, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         env = {**environment, **self._own_environment(worker.generation)}
         request = Request(0, self.options.script, env, out, err, self.options.fresh_interpreter)
         self.workers.start(worker, request)
@@ -114,14 +119,6 @@ class Supervisor:
             "TRAINWARDEN_MAX_STEP": "" if self.max_step is None else str(self.max_step),
             "TRAINWARDEN_DEPOT": self.depot.address if self.depot is not None else "",
         }
-
-    def _log_paths(self, worker: Worker) -> tuple[str, str]:
-        if not self._logs:
-            return "", ""
-        folder = os.path.join(self._logs, f"generation-{worker.generation}")
-        os.makedirs(folder, exist_ok=True)
-        base = os.path.join(folder, f"rank-{worker.rank}")
-        return f"{base}.out", f"{base}.err"
 
     def _on_exit(self, worker: Worker) -> None:
         self.sender.send(

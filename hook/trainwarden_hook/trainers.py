@@ -11,6 +11,7 @@ from trainwarden_hook.peers import Peer, ask_all
 
 PEEK_TIMEOUT_S = 0.3
 ANSWER_TIMEOUT_S = 1.0
+FOLLOW_S = 1.0
 
 
 class Trainers:
@@ -21,7 +22,15 @@ class Trainers:
         self._peers: dict[int, Peer] = {}
         self._saved: dict[int, Message] = {}
         self.path = path
+        self.reached = -1
         self._listener = Listener(path, self._serve)
+        self._closed = threading.Event()
+        threading.Thread(target=self._follow, name="trainwarden-progress", daemon=True).start()
+
+    def _follow(self) -> None:
+        """How far the ranks have come must be known when they are dead: that is when it counts."""
+        while not self._closed.wait(FOLLOW_S):
+            self.look()
 
     def _serve(self, link: Link) -> None:
         opening = link.read()
@@ -54,7 +63,9 @@ class Trainers:
 
     def look(self) -> dict[int, Message]:
         """What each rank says of itself (``step``, ``step_ms``, ``shares``); one that does not answer is absent."""
-        return ask_all(self.peers(), {"cmd": "arm"}, PEEK_TIMEOUT_S)
+        said = ask_all(self.peers(), {"cmd": "arm"}, PEEK_TIMEOUT_S)
+        self.reached = max([self.reached, *(answer["step"] for answer in said.values())])
+        return said
 
     def arm(self, expected: list[int]) -> Message:
         """First half of a coordinated save: where is every rank, and how long is a step."""
@@ -91,6 +102,7 @@ class Trainers:
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed.set()
         self._listener.close()
 
 

@@ -14,6 +14,7 @@ from torch.distributed.elastic.agent.server import WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from trainwarden_hook.elastic import Agent, CalledOff, FreeRendezvous, Interrupted, OrderedRendezvous
+from trainwarden_hook.giving_up import GivenUp, Judge, Notice
 from trainwarden_hook.lines import connect
 from trainwarden_hook.peers import Peer
 from trainwarden_hook.supervisor import Order, Supervisor
@@ -108,16 +109,31 @@ class Runner:
         self._ordered: OrderedRendezvous | None = None
         self._own_store: dist.TCPStore | None = None
         self._endpoint = self._options.endpoint
+        self._judge = Judge(self._options.no_restart_codes, self._options.no_progress_limit)
+        self._notice = Notice(self._options.rdzv_id)
         self._warden: WardenLink | None = None
         if self._options.warden_path:
             self._warden = WardenLink(supervisor, self._options.warden_path)
 
     def run(self) -> int:
         """The exit code of the launcher."""
+        try:
+            return self._run()
+        except GivenUp as end:
+            log.error("the job is not restarted: %s", end)
+            self._notice.tell(self._endpoint, str(end))
+            self._supervisor.workers.stop()
+            self._supervisor.enter("failed")
+            return EXIT_WORKERS_FAILED
+
+    def _run(self) -> int:
+        if self._options.hosts_store:
+            self._own_store = host_store(*self._endpoint)
         if self._options.standalone:
             self._own_store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             self._endpoint = ("127.0.0.1", self._own_store.port)
         order = self._first_order()
+        self._notice.take_down(self._endpoint)
         while not self._supervisor.shared.stopping:
             outcome = self._run_world(order)
             if outcome == "finished" and not self._supervisor.interrupted():
@@ -134,7 +150,7 @@ class Runner:
     def _first_order(self) -> Order | None:
         """At the very first start a launcher meets the others freely; later it waits to be told."""
         if self._warden is None:
-            return self._gather()
+            return self._static_order() or self._gather()
         welcome = self._warden.wait_welcome(WARDEN_LOST_WAIT_S)
         if welcome is None:
             return self._gather()
@@ -145,6 +161,14 @@ class Runner:
         if welcome.resume:
             return self._supervisor.take_order(self._options.order_timeout_s)
         return self._gather()
+
+    def _static_order(self) -> Order | None:
+        """Nodes that know each other by number need not ask who is there."""
+        options = self._options
+        if options.node_rank < 0:
+            return None
+        members = [f"node{number}" for number in range(options.max_nodes)]
+        return Order(1, members, f"{options.rdzv_id}.static", None, "static rendezvous")
 
     def _gather(self) -> Order | None:
         """Wait until as many launchers as MAX have reported once, so that the first world is whole."""
@@ -177,7 +201,8 @@ class Runner:
         if outcome != "interrupted":
             supervisor.enter("failed")
         order = supervisor.take_order(self._order_wait_s(outcome))
-        if order is None and not supervisor.shared.stopping:
+        waits = self._options.spare and outcome == "lonely"
+        if order is None and not supervisor.shared.stopping and not waits:
             self._restarts_left -= 1
             log.info("no order: going on alone (%d restarts left)", max(self._restarts_left, 0))
         return order
@@ -193,7 +218,14 @@ class Runner:
             meeting = self._meet_ordered(order) if order else self._meet_freely()
             agent = self._agent(meeting, order)
             result = agent.run()
-            return "finished" if result.state == WorkerState.SUCCEEDED else "failed"
+            if result.state == WorkerState.SUCCEEDED:
+                return "finished"
+            why = self._judge.failed(
+                {rank: failure.exitcode for rank, failure in result.failures.items()}, self._supervisor.reached()
+            )
+            if why:
+                raise GivenUp(why)
+            return "failed"
         except Interrupted:
             return "interrupted"
         except CalledOff:
@@ -251,7 +283,7 @@ class Runner:
     def _agent(self, meeting: OrderedRendezvous | FreeRendezvous, order: Order | None) -> Agent:
         options = self._options
         spec = WorkerSpec(
-            role="trainer",
+            role=options.role,
             local_world_size=options.workers_per_node,
             rdzv_handler=meeting,
             entrypoint=os.path.basename(options.script[0]),
@@ -269,3 +301,14 @@ class Runner:
     def _check(self) -> None:
         if self._supervisor.interrupted():
             raise Interrupted
+        if self._supervisor.shared.state == "starting":
+            self._notice.look(self._endpoint)
+
+
+def host_store(host: str, port: int) -> dist.TCPStore | None:
+    """The rendezvous store in this process, unless somebody serves it already; it ends with this launcher."""
+    try:
+        return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except (RuntimeError, dist.DistError) as error:
+        log.info("the store at %s:%d is somebody else's: %s", host, port, str(error).splitlines()[0][:100])
+        return None

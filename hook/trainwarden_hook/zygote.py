@@ -245,6 +245,8 @@ def _redirect(request: Request) -> None:
 def run_script(request: Request) -> None:
     """Run the user's script (or module, ``-m name``) as ``__main__`` in this process."""
     argv = request.argv
+    if argv[0] == "--no-python":
+        os.execvp(argv[1], argv[1:])
     if request.fresh:
         os.execv(sys.executable, [sys.executable, "-u", *argv])
     _reseed()

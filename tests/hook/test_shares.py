@@ -191,7 +191,7 @@ class TestChange:
         assert ranks.all[0].handle({"phase": "prepare", "id": "d", "shares": [3, 5], "dry_run": True})["prepared"]
         assert ranks.all[0].pending is None
         ranks.prepare("a", [3, 5])
-        assert "the change a is not decided yet" in ranks.prepare("b", [5, 3])[0]["error"]
+        assert "the change a is not in force yet" in ranks.prepare("b", [5, 3])[0]["error"]
 
     def test_a_script_without_shares_and_a_sharded_one_say_so(self) -> None:
         shares = Shares(0, 2, Board)

@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--folder", required=True)
+    parser.add_argument("--flip", default="", metavar="RANK:STEP", help="flip a mantissa bit of a parameter there")
     given = parser.parse_args()
     tw.init_process_group("gloo")
     model = DistributedDataParallel(make_model())
@@ -60,6 +61,8 @@ def main() -> None:
                     time.sleep(pace)
                     loss += job.backward(loss_of(model, part))
                 optimizer.step()
+                if given.flip == f"{dist.get_rank()}:{step}":
+                    next(model.parameters()).detach().view(-1)[5:6].view(torch.int64).bitwise_xor_(1 << 30)
                 s.report(loss=loss * job.division.world, samples=SAMPLES * job.division.mine // MICRO_BATCHES)
             weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
             row = {

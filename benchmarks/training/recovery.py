@@ -1,0 +1,205 @@
+"""kill -9 of one of four ranks, to the first good step of all: our launcher beside plain torchrun, the same script, in one run.
+
+Both restart in place (the world keeps its four nodes); ours forks the new process from one that has torch imported. Bar: below half
+of torchrun's time, no step lost. With `--elastic` a job of six nodes loses two (all their processes) and gets them back.
+
+    python -m benchmarks.training.recovery --trials 1
+    python -m benchmarks.training.recovery --elastic
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from trainwarden_hook.segments import unlink_all
+
+from benchmarks.plain_torchrun import NODES, WARM_STEPS, Steps, start
+from tests.hook.cluster import Cluster, wait_for
+from trainwarden.demo.cluster import SCRIPT
+from trainwarden.demo.data import write_held_out, write_shard
+from trainwarden.demo.processes import Children
+from trainwarden.embedded.ports import free_port
+
+BAR_RATIO = 0.5
+LOSS_TOLERANCE = 0.05
+RESULTS = Path(__file__).parents[1] / "results" / "training_recovery.json"
+KILLED = 2
+ELASTIC_NODES, ELASTIC_LEAST = 6, 4
+
+
+def start_ours(directory: Path, children: Children) -> None:
+    """The store and one of our launchers a node, with what torchrun was given."""
+    port = free_port()
+    children.start("rendezvous", [sys.executable, "-m", "trainwarden_hook.rendezvous", "--listen", f"127.0.0.1:{port}"])
+    for number in range(NODES):
+        home = directory / f"n{number}"
+        home.mkdir()
+        write_shard(home / "shard.bin")
+        write_held_out(home / "held_out.bin")
+        command = [
+            sys.executable, "-m", "trainwarden_hook.launcher", "--nnodes", f"2:{NODES}", "--nproc-per-node", "1", "--rdzv-endpoint",
+            f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "--max-restarts", "5", "--node", f"n{number}", "--job", "ours",
+            "--run-dir", str(home / "run"), "--checkpoint-dir", str(home / "checkpoints"), str(SCRIPT),
+            "--data", str(home / "shard.bin"), "--held-out", str(home / "held_out.bin"),
+        ]  # fmt: skip
+        children.start(
+            f"launcher-{number}", command, TRAINWARDEN_SOCKET=str(directory / "steps.sock"), GLOO_SOCKET_IFNAME="lo"
+        )
+
+
+def start_plain(directory: Path, children: Children) -> None:
+    """As `benchmarks.plain_torchrun` does."""
+    start(directory, children, 1800.0)
+
+
+def kill_one(plain: bool) -> dict[str, Any]:
+    """One trial: seconds from the signal to a new step on every rank, and steps that had to be done again."""
+    job = "plain" if plain else "ours"
+    with tempfile.TemporaryDirectory(prefix=f"tw-{job}-") as name:
+        directory = Path(name)
+        steps = Steps(directory / "steps.sock")
+        children = Children(directory / "logs", {"OMP_NUM_THREADS": "1"})
+        try:
+            (start_plain if plain else start_ours)(directory, children)
+            before = steps.wait(
+                lambda seen: len(seen) == NODES and min(s["step"] for s in seen.values()) >= WARM_STEPS, 600
+            )
+            pids = {message["pid"] for message in before.values()}
+            at = time.monotonic()
+            os.kill(before[KILLED]["pid"], signal.SIGKILL)
+            done, first = max(s["step"] for s in before.values()), dict[int, int]()
+
+            def resumed(seen: dict[int, dict[str, Any]]) -> bool:
+                nonlocal done
+                for rank, message in seen.items():
+                    if message["pid"] in pids:
+                        done = max(done, message["step"])
+                    else:
+                        first.setdefault(rank, message["step"])
+                return len(first) == NODES
+
+            steps.wait(resumed, 600)
+            return {"resume_s": time.monotonic() - at, "steps_lost": max(0, done + 1 - min(first.values()))}
+        finally:
+            children.stop_all()
+            for number in range(NODES):
+                unlink_all(job, f"n{number}")
+
+
+def side_by_side(trials: int) -> dict[str, Any]:
+    """Alternating trials of both."""
+    runs: dict[str, list[dict[str, Any]]] = {"torchrun": [], "ours": []}
+    for _ in range(trials):
+        for name, plain in (("ours", False), ("torchrun", True)):
+            runs[name].append(kill_one(plain))
+            print(name, runs[name][-1], flush=True)
+    middle = {name: statistics.median(run["resume_s"] for run in made) for name, made in runs.items()}
+    lost = max(run["steps_lost"] for run in runs["ours"])
+    ratio = middle["ours"] / middle["torchrun"]
+    return {
+        "runs": runs,
+        "median_s": middle,
+        "ratio": ratio,
+        "bar_ratio": BAR_RATIO,
+        "steps_lost": lost,
+        "passed": ratio < BAR_RATIO,
+    }
+
+
+class Shrinking:
+    """A job of six nodes that loses two and gets them back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        script = str(Path(__file__).with_name("elastic_job.py"))
+        flags = [
+            "--nnodes", f"{ELASTIC_LEAST}:{ELASTIC_NODES}", "--rdzv-conf", "last_call_timeout=2", "--max-restarts", "50",
+        ]  # fmt: skip
+        self.cluster = Cluster(folder, ELASTIC_NODES, ["--folder", str(folder)], flags, script)
+
+    def wait_world(self, world: int, since: float) -> dict[str, Any]:
+        """The first row of a step by so many ranks after ``since``."""
+
+        def look() -> dict[str, Any] | None:
+            rows = [row for row in self.cluster.rows() if row["at"] > since and row["world"] == world]
+            return rows[0] if {row["rank"] for row in rows} == set(range(world)) else None
+
+        return wait_for(f"a world of {world}", look, 600)
+
+    def run(self, last_step: int) -> dict[str, Any]:
+        """Shrink, grow, train on; what it took and the losses."""
+        began = time.time()
+        for node in self.cluster.names:
+            self.cluster.start_launcher(node)
+        self.wait_world(ELASTIC_NODES, began)
+        wait_for("some steps", lambda: self.last_step() >= 40, 600)
+        lost_at = time.time()
+        for node in self.cluster.names[ELASTIC_LEAST:]:
+            self.cluster.processes[node].kill()
+        shrunk = self.wait_world(ELASTIC_LEAST, lost_at)
+        wait_for("steps in between", lambda: self.last_step() >= shrunk["step"] + 20, 600)
+        back_at = time.time()
+        for node in self.cluster.names[ELASTIC_LEAST:]:
+            self.cluster.start_launcher(node)
+        grown = self.wait_world(ELASTIC_NODES, back_at)
+        wait_for("the last step", lambda: self.last_step() >= last_step, 600)
+        return {
+            "shrink_s": shrunk["at"] - lost_at, "shrunk_at_step": shrunk["step"], "grow_s": grown["at"] - back_at,
+            "grown_at_step": grown["step"], "losses": self.losses(),
+        }  # fmt: skip
+
+    def last_step(self) -> int:
+        """Newest step of rank 0."""
+        return max((row["step"] for row in self.cluster.rows() if row["rank"] == 0), default=-1)
+
+    def losses(self) -> dict[int, float]:
+        """Loss on fixed data by step, as done last."""
+        return {row["step"]: row["loss"] for row in self.cluster.rows() if row["rank"] == 0}
+
+
+def elastic() -> dict[str, Any]:
+    """6 → 4 → 6 nodes without a hand, the loss beside that of an undisturbed run of one process."""
+    from benchmarks.training.elastic_job import undisturbed
+
+    with tempfile.TemporaryDirectory(prefix="tw-elastic-") as name:
+        shrinking = Shrinking(Path(name))
+        try:
+            found = shrinking.run(last_step=160)
+        finally:
+            shrinking.cluster.close()
+    mine = found.pop("losses")
+    theirs = undisturbed(max(mine) + 1)
+    apart = [abs(mine[step] - theirs[step]) / theirs[step] for step in sorted(mine)]
+    gap = sorted(set(range(max(mine) + 1)) - set(mine))
+    found |= {"steps": len(mine), "steps_missing": gap, "worst_loss_deviation": max(apart), "tolerance": LOSS_TOLERANCE}
+    return {**found, "passed": max(apart) <= LOSS_TOLERANCE and not gap and math.isfinite(max(apart))}
+
+
+def main() -> int:
+    """Measure, print, write; 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--elastic", action="store_true", help="6 → 4 → 6 nodes instead of a killed rank")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    found = elastic() if given.elastic else side_by_side(given.trials)
+    found["load"] = os.getloadavg()[0]
+    print(json.dumps(found, indent=1))
+    known = json.loads(given.json.read_text()) if given.json.exists() else {}
+    given.json.parent.mkdir(exist_ok=True)
+    given.json.write_text(json.dumps({**known, "elastic" if given.elastic else "kill": found}, indent=1) + "\n")
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
