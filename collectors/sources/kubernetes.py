@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from collectors.base import Context, Sample, Source
+from collectors.base import Context, Sample, Source, registry
 from collectors.topology.apiserver import ApiServer
 from collectors.topology.background import Answer, read_text
 from collectors.topology.kubernetes import (
@@ -19,8 +21,10 @@ from collectors.topology.kubernetes import (
     parse_downward,
     pods_of_list,
 )
-from trainwarden.records import Gap
+from trainwarden.records import Gap, LogEvent
 from trainwarden.settings import option
+
+logger = logging.getLogger(__name__)
 
 FILE_BYTES = 32 * 1024 * 1024
 
@@ -33,6 +37,13 @@ class Cluster:
     pods: Mapping[str, Pod] = field(default_factory=dict)
     devices: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
+    labelled: bool = False
+    """Whether the labels are those of the node: an answer that did not come takes no label away."""
+
+
+def end_this_agent() -> None:
+    """As the kubelet would: it begins anew with what the label says."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class KubernetesSource(Source):
@@ -41,6 +52,9 @@ class KubernetesSource(Source):
     A rank belongs to the pod in its ``/proc/<pid>/cgroup``. Without the API server the pod's name is what its own environment says
     (``POD_NAME``, ``POD_NAMESPACE``), and node labels are those that the downward API passes on (zone and region). No gRPC is spoken: the
     checkpoint holds what the pod-resources socket tells.
+
+    When the labels ``trainwarden.io/collect`` or ``trainwarden.io/collect.<source>`` of the node no longer say what they said when the
+    agent began, an event ``opt_out`` tells it and the agent ends, so that the next one begins with other sources.
     """
 
     name: ClassVar[str] = "kubernetes"
@@ -60,6 +74,9 @@ class KubernetesSource(Source):
         node: str = option("", "name of this node in Kubernetes; default: $NODE_NAME, else the collector's")
         timeout_s: float = option(5.0, "an answer of the API server later than this is none")
         every_s: float = option(60.0, "how often all three are read")
+        opted_out: list[str] = option(
+            [], "sources that a label of the node switched off when the agent began; it fills this in"
+        )
 
     def __init__(self, context: Context, settings: Any) -> None:
         super().__init__(context, settings)
@@ -69,7 +86,12 @@ class KubernetesSource(Source):
         self._answer: Answer[Cluster] = Answer("kubernetes", context.clock, settings.every_s, self._read)
         self._told = 0
         self._jobs: dict[str, dict[str, str]] = {}
+        self.end: Callable[[], None] = end_this_agent
+        self._runs = False
         self._present = self._api is not None or os.path.isdir(settings.podinfo) or os.path.exists(self._checkpoint)
+
+    def start(self) -> None:
+        self._runs = True  # a single look for a person ends nobody
 
     @property
     def node(self) -> str:
@@ -87,6 +109,7 @@ class KubernetesSource(Source):
         if self._answer.count != self._told:
             self._told = self._answer.count
             self._tell_node(found, now_ns)
+            self._heed(found)
         self._tell_jobs(found, now_ns)
         reasons = ["hung"] if self._answer.overdue else [self._answer.reason, *found.problems]
         return Sample(gaps=tuple(Gap(self.name, reason) for reason in reasons if reason))
@@ -107,13 +130,15 @@ class KubernetesSource(Source):
         labels = {**self._downward(problems)}
         devices = self._devices(problems)
         pods: dict[str, Pod] = {}
+        labelled = False
         if self._api is not None:
             try:
                 labels |= labels_of_node(self._api.node(self.node))
+                labelled = True
                 pods = pods_of_list(self._api.pods(self.node))
             except (OSError, ValueError) as error:
                 problems["api_permission" if isinstance(error, PermissionError) else "api_unreachable"] = str(error)
-        return Cluster(labels, pods, devices, problems)
+        return Cluster(labels, pods, devices, problems, labelled)
 
     def _downward(self, problems: dict[str, str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -139,6 +164,24 @@ class KubernetesSource(Source):
         except ValueError as error:
             problems["checkpoint_malformed"] = f"{self._checkpoint}: {error}"
         return {}
+
+    def _heed(self, found: Cluster) -> None:
+        """Compare the label with what it was when the agent began."""
+        from collectors.optout import LABEL, read_labels, save  # it knows all sources, this one too
+
+        before = sorted(self.settings.opted_out)
+        now = sorted(read_labels(found.labels, registry().all()).sources)
+        if not (found.labelled and self._runs) or now == before:
+            return
+        line = f"label {LABEL} of this node: off are now {', '.join(now) or 'no sources'}; before: {', '.join(before) or 'none'}"
+        attributes = {"off": ",".join(now), "before": ",".join(before)}
+        self.context.outlet.log(
+            LogEvent(source=self.name, severity="info", code="opt_out", line=line, attributes=attributes), urgent=True
+        )
+        save(self.context.state_directory, now)
+        logger.info("%s: this agent ends, the next one heeds it", line)
+        self._runs = False  # said once
+        self.end()
 
     def _tell_node(self, found: Cluster, now_ns: int) -> None:
         facts = self.context.facts

@@ -43,7 +43,7 @@ def run(
     log_level: str = "INFO",
 ) -> None:
     """Sample this node once a second and publish until SIGTERM."""
-    from collectors import agent
+    from collectors import agent, optout
 
     loaded = configuration.load(config)
     changed = {name: value for name, value in (("node", node), ("root", root)) if value is not None}
@@ -53,7 +53,9 @@ def run(
     configure_logging("ERROR" if explain else log_level)
     if tell:
         _tell(loaded, tell, nodes, ttl, author, comment)
-    elif once and explain:
+        return
+    loaded = optout.at_start(loaded)
+    if once and explain:
         _explain(loaded)
     elif once:
         print(json.dumps(agent.collect_once(loaded), indent=1))
