@@ -57,6 +57,7 @@ class Tail:
 
     def __init__(self, path: Path, position: Position | None, from_start: bool = False, carriage: bool = False) -> None:
         self.path = path
+        self._name = str(path)
         self.truncations = 0
         self.cut_lines = 0
         self._from_start = from_start
@@ -177,7 +178,7 @@ class Tail:
 
     def _unchanged(self) -> bool:
         try:
-            found = os.stat(self.path)
+            found = os.stat(self._name)
         except FileNotFoundError:
             return False
         # a file that was truncated may have its old length again, but not its old time

@@ -220,7 +220,8 @@ class MeshSource(Source):
                 peer.lost += 1
 
     def _collect(self, peer: Peer) -> None:
-        while peer.socket is not None:
+        # until every probe is answered: what came twice is read before the next answer
+        while peer.socket is not None and peer.pending:
             try:
                 found = echo.receive(peer.socket)
             except ConnectionRefusedError:
