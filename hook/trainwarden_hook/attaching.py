@@ -17,6 +17,7 @@ from trainwarden_hook.layout import Layout, parameter_names, stable_paths
 from trainwarden_hook.memory import Buffers, Stamp
 from trainwarden_hook.offers import Holdings, look
 from trainwarden_hook.packing import fingerprint
+from trainwarden_hook.regroup import rebuild
 from trainwarden_hook.restore import Ranks, Restored, agree
 from trainwarden_hook.ring import partners
 from trainwarden_hook.saving_options import SavingOptions
@@ -53,6 +54,17 @@ def attach(
     job.use_saver(saver, state, every)
     job.on_failed_step = last.save
     job.guard("hook", lambda: job.tap_gradients(model))
+
+    def rejoin() -> None:
+        """The collectives of a fresh process, in its order: DDP, the agreement, the partners."""
+        rebuild(model)
+        _restore(job, find_candidate(job, buffers, folder, print_of_model), bare, optimizer, stateful)
+        present = job.environment
+        saver.stamp = Stamp(present.world, present.rank, present.generation, print_of_model)
+        _peer(present, options)
+        job.tap_gradients(model)
+
+    job.use_rejoin(rejoin)
     return job
 
 

@@ -72,7 +72,7 @@ class Checksums:
         self.failures = 0
 
     def take(self, step: int) -> Any:
-        """The checksum after ``step`` (number or device tensor); ``None`` in a step without a check, and until all chunks have had a turn."""
+        """The checksum after ``step`` (number or device tensor); ``None`` without a check, and until all chunks have had a turn."""
         if step % self.every or not self._chunks or self.failures >= MAX_FAILURES:
             return None
         try:

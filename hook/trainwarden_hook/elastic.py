@@ -45,6 +45,7 @@ POLL_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 STORE_TIMEOUT_S = 60.0
 WAITING_CHECK_S = 1.0
+ROUND_POLL_S = 0.01
 
 
 class CalledOff(Exception):
@@ -70,6 +71,7 @@ class _Rendezvous(RendezvousHandler):
         self._check = check
         self._local_addr = local_addr
         self._worker_store: dist.TCPStore | None = None
+        self._met: tuple[dist.Store, int, int] | None = None
         self.generation = 0
         self.members: list[str] = []
 
@@ -98,7 +100,32 @@ class _Rendezvous(RendezvousHandler):
         self._worker_store = None
         return True
 
+    def next_round(self, limit_s: float) -> RendezvousInfo:
+        """Meet the same members again while their workers live on; a generation higher, with a new store for the workers.
+
+        Raises
+        ------
+        TimeoutError
+            A member did not come in ``limit_s``.
+        """
+        assert self._met is not None, "there was no rendezvous before"
+        store, rank, world = self._met
+        shelf = dist.PrefixStore(f"round/{self.generation + 1}", store)
+        shelf.set(f"here/{rank}", "1")
+        deadline = time.monotonic() + limit_s
+        for other in range(world):
+            while not shelf.check([f"here/{other}"]):
+                self._check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"node {other} of {world} did not meet again in {limit_s:g} s")
+                time.sleep(ROUND_POLL_S)
+        self.generation += 1
+        info = self._publish(shelf, rank, world)
+        self._met = (store, rank, world)
+        return info
+
     def _publish(self, store: dist.Store, rank: int, world: int) -> RendezvousInfo:
+        self._met = (store, rank, world)
         port = 0
         if rank == 0:
             self._worker_store = dist.TCPStore(
@@ -276,12 +303,33 @@ class Agent(SimpleElasticAgent):
         launch: Callable[[Worker, dict[str, str]], None],
         on_world: Callable[[int, list[str]], None],
         exit_barrier_s: float,
+        regroup: Callable[[Agent, WorkerGroup, dict[int, int]], bool] = lambda agent, group, codes: False,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout=exit_barrier_s, shutdown_timeout=1)
         self._meeting = rendezvous
         self._workers = workers
         self._launch = launch
         self._on_world = on_world
+        self._regroup = regroup
+
+    def meet_again(self, group: WorkerGroup, limit_s: float) -> None:
+        """A new round with the same members; workers that have ended are started anew in it."""
+        place: Any = self._meeting.next_round(limit_s).bootstrap_store_info
+        group.master_addr, group.master_port = place.master_addr, place.master_port
+        self._on_world(self._meeting.generation, self._meeting.members)
+        for slot in group.workers:
+            worker = next((w for w in self._workers.current if w.local_rank == slot.local_rank and w.alive), None)
+            if worker is None:
+                self._workers.forget_ended(slot.local_rank)
+                fresh = Worker(slot.global_rank, slot.local_rank, self._meeting.generation)
+                self._launch(fresh, worker_environment(group, slot, self._meeting))
+            else:
+                worker.generation = self._meeting.generation
+
+    def environment_of(self, group: WorkerGroup, rank: int) -> dict[str, str]:
+        """What a worker of the present round finds in its environment."""
+        slot = next(slot for slot in group.workers if slot.global_rank == rank)
+        return worker_environment(group, slot, self._meeting)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._on_world(self._meeting.generation, self._meeting.members)
@@ -305,6 +353,8 @@ class Agent(SimpleElasticAgent):
             for worker in ended
             if worker.exit_code != 0
         }
+        if self._regroup(self, worker_group, {rank: failure.exitcode for rank, failure in failed.items()}):
+            return RunResult(state=WorkerState.HEALTHY)
         if failed:
             return RunResult(state=WorkerState.FAILED, failures=failed)
         if ended and len(ended) == len(self._workers.current):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from trainwarden_hook.bulletin import StoreBoard
 from trainwarden_hook.checksums import EVERY_STEPS, Checksums
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.mailbox import Mailbox
+from trainwarden_hook.regroup import SWITCH, Regroup
 from trainwarden_hook.shares import Shares
 from trainwarden_hook.steps import Phase, StepRecorder
 from trainwarden_hook.wire import Sender
@@ -44,11 +46,11 @@ class StepScope:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if kind is None:
             self._job.leave_step()
-        elif issubclass(kind, Exception):
-            self._job.guard("last save", lambda: self._job.on_failed_step(self._step))
+            return False
+        return isinstance(error, Exception) and self._job.break_step(self._step, error)
 
     def data(self) -> Phase:
         """Fetching the batch."""
@@ -107,6 +109,9 @@ class Job:
         self._commanded: int | None = None
         self._scope = StepScope(self)
         self._evaluation_started = 0
+        self.regroup: Regroup | None = None
+        self.regrouped = False
+        self._rejoin: Callable[[], None] | None = None
         self.on_failed_step: Callable[[int], None] = lambda step: None
 
     def guard(self, place: str, action: Callable[[], Any]) -> Any:
@@ -178,6 +183,48 @@ class Job:
     def step(self, step: int) -> StepScope:
         """Context of the training step number ``step``."""
         return self._scope.aim(step)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps to run: ``range(start_step, total)`` for a loop that may outlive a peer.
+
+        With ``trainwarden-run --in-process`` a step that breaks because a peer has died raises nothing out of
+        ``with job.step(...)``: `regrouped` is then true until the next one, which is the step that all ranks agreed on.
+
+        Examples
+        --------
+        >>> import trainwarden_hook as tw
+        >>> list(tw.Job().steps(3))
+        [0, 1, 2]
+        """
+        if self._rejoin is not None and os.environ.get(SWITCH) == "1":
+            self.regroup = Regroup(self, self._rejoin)
+        step = self.start_step
+        while step < total:
+            self.regrouped = False
+            yield step
+            step = self.start_step if self.regrouped else step + 1
+
+    def use_rejoin(self, rejoin: Callable[[], None]) -> None:
+        """What joins a new world after the group is there; see `trainwarden_hook.regroup`."""
+        self._rejoin = rejoin
+
+    def break_step(self, step: int, error: Exception) -> bool:
+        """A step was broken off: keep the state; true when this process goes on in a new world."""
+        regroup = self.regroup
+        if regroup is not None:
+            self.guard("leave", regroup.leave)
+        self.guard("last save", lambda: self.on_failed_step(step))
+        if regroup is None:
+            return False
+        self.regrouped = bool(self.guard("regroup", lambda: regroup.attempt(step, error)))
+        return self.regrouped
+
+    def renew(self, environment: Environment) -> None:
+        """The same process in another generation."""
+        self.environment = environment
+        self.recorder.renew(environment)
+        self.division = Shares(environment.rank, environment.world, lambda: StoreBoard(environment.generation))
+        self.mailbox.shares = self.division
 
     def enter_step(self, step: int) -> None:
         """Step boundary: saves that are due, then the clock of the step."""

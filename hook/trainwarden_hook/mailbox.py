@@ -77,6 +77,10 @@ class Mailbox:
             return {"late": True, "step": self.current}
         return {"late": False, "step": self.current}
 
+    def ask(self, question: Message, limit_s: float) -> Message | None:
+        """Ask the launcher; ``None`` without one, or when it does not answer in time."""
+        return self._peer.ask(question, limit_s) if self._peer is not None else None
+
     def tell_saved(self, report: Message) -> None:
         """Tell the launcher what became of a save by command."""
         if self._peer is not None:

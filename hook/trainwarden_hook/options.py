@@ -62,6 +62,7 @@ class Options:
     no_restart_codes: frozenset[int] = frozenset()
     no_progress_limit: int = 3
     spare: bool = False
+    in_process: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -101,6 +102,11 @@ def _add_own(own: argparse._ArgumentGroup) -> None:
         default=3,
         metavar="N",
         help="end the job after N failures in a row without a new step",
+    )
+    own.add_argument(
+        "--in-process",
+        action="store_true",
+        help="survivors of a dead rank keep their processes (scripts that loop by job.steps)",
     )
     own.add_argument("--spare", action="store_true", help="a node more than the job needs: waits until one is missing")
     own.add_argument("--grace", type=float, default=1.0, metavar="S", help="between SIGTERM and SIGKILL of a worker")
@@ -226,6 +232,7 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
         no_restart_codes=torchrun_flags.ranks_of(given.no_restart_exit_codes, "--no-restart-exit-codes"),
         no_progress_limit=given.no_progress_limit,
         spare=given.spare,
+        in_process=given.in_process,
         notes=tuple(torchrun_flags.without_effect(given)),
     )
 

@@ -77,6 +77,13 @@ class StepRecorder:
         self.step_ns = 0.0
         self.step = -1
 
+    def renew(self, environment: Environment) -> None:
+        """The same process in another generation; the gap is no step."""
+        self._identity = environment.identity()
+        self._head = encode("step", self._identity)[:-1].decode()
+        self._steps = 0
+        self.forget_gap()
+
     # -- called around a step
 
     def begin(self, step: int, checkpoint_ns: int, entered_ns: int, save_follows: bool = False) -> None:

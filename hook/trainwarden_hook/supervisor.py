@@ -12,6 +12,7 @@ from typing import Any
 from trainwarden_hook import outputs, sharing
 from trainwarden_hook.depot import open_depot
 from trainwarden_hook.options import Options
+from trainwarden_hook.regroup import SWITCH
 from trainwarden_hook.trainers import Trainers, commit_failure
 from trainwarden_hook.wire import Sender
 from trainwarden_hook.workers import Worker, Workers
@@ -99,13 +100,14 @@ class Supervisor:
         out, err = outputs.paths_of(self.options, worker)
         if self.options.virtual_local_rank:
             environment = outputs.virtual(environment, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-        env = {**environment, **self._own_environment(worker.generation)}
+        env = {**environment, **self.own_environment(worker.generation)}
         request = Request(0, self.options.script, env, out, err, self.options.fresh_interpreter)
         self.workers.start(worker, request)
         log.info("rank %d of generation %d is process %d", worker.rank, worker.generation, worker.pid)
         self.on_change.set()
 
-    def _own_environment(self, generation: int) -> dict[str, str]:
+    def own_environment(self, generation: int) -> dict[str, str]:
+        """What is added to torchrun's variables."""
         options = self.options
         return {
             "TRAINWARDEN_JOB": options.job,
@@ -116,6 +118,7 @@ class Supervisor:
             "TRAINWARDEN_RUN_DIR": os.path.dirname(self.mailbox_path),
             "TRAINWARDEN_CHECKPOINT_DIR": options.checkpoint_dir,
             "TRAINWARDEN_PG_TIMEOUT_S": str(options.pg_timeout_s),
+            SWITCH: "1" if options.in_process else "0",
             "TRAINWARDEN_MAX_STEP": "" if self.max_step is None else str(self.max_step),
             "TRAINWARDEN_DEPOT": self.depot.address if self.depot is not None else "",
         }

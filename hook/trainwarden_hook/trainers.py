@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from trainwarden_hook.lines import Link, Listener, Message
@@ -23,6 +24,7 @@ class Trainers:
         self._saved: dict[int, Message] = {}
         self.path = path
         self.reached = -1
+        self._asking: dict[int, tuple[Peer, Message]] = {}
         self._listener = Listener(path, self._serve)
         self._closed = threading.Event()
         threading.Thread(target=self._follow, name="trainwarden-progress", daemon=True).start()
@@ -48,7 +50,11 @@ class Trainers:
             self._changed.notify_all()
 
     def _take(self, rank: int) -> Any:
-        def take(_: Peer, message: Message) -> None:
+        def take(peer: Peer, message: Message) -> None:
+            if "regroup" in message and "ask" in message:
+                with self._changed:
+                    self._asking[rank] = (peer, message)
+                    self._changed.notify_all()
             if "saved" in message:
                 with self._changed:
                     self._saved[rank] = message["saved"]
@@ -66,6 +72,22 @@ class Trainers:
         said = ask_all(self.peers(), {"cmd": "arm"}, PEEK_TIMEOUT_S)
         self.reached = max([self.reached, *(answer["step"] for answer in said.values())])
         return said
+
+    def asking(self) -> set[int]:
+        """Ranks whose step has broken off and who ask where to meet again."""
+        with self._changed:
+            return {rank for rank, (peer, _) in self._asking.items() if not peer.gone}
+
+    def wait_asking(self, ranks: Callable[[], set[int]], limit_s: float) -> bool:
+        """Wait until all of ``ranks()`` (the live ones) ask."""
+        with self._changed:
+            return self._changed.wait_for(lambda: ranks() <= set(self._asking), limit_s)
+
+    def answer(self, rank: int, body: Message) -> None:
+        """Answer a rank that asks where to meet."""
+        with self._changed:
+            peer, question = self._asking.pop(rank)
+        peer.answer(question, body)
 
     def arm(self, expected: list[int]) -> Message:
         """First half of a coordinated save: where is every rank, and how long is a step."""

@@ -114,6 +114,15 @@ class Workers:
                     f"the worker for local rank {worker.local_rank} could not be started: the zygote is gone"
                 )
 
+    def alive_ranks(self) -> set[int]:
+        """Ranks of the present world that live here."""
+        return {worker.rank for worker in list(self.current) if worker.alive}
+
+    def forget_ended(self, local_rank: int) -> None:
+        """The worker of that place has ended, been noticed, and is being replaced."""
+        with self._changed:
+            self.current = [worker for worker in self.current if worker.local_rank != local_rank or worker.alive]
+
     def kill(self, rank: int) -> int | None:
         """SIGKILL the live worker of ``rank``; its pid, or ``None`` if it is not here or has ended."""
         with self._changed:

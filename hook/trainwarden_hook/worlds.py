@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server import WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from trainwarden_hook.elastic import Agent, CalledOff, FreeRendezvous, Interrupted, OrderedRendezvous
@@ -23,6 +23,7 @@ log = logging.getLogger("trainwarden.launcher")
 WARDEN_RETRY_S = 0.5
 WARDEN_LOST_WAIT_S = 5.0
 EXIT_WORKERS_FAILED = 1
+REGROUP_LIMIT_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +221,7 @@ class Runner:
             result = agent.run()
             if result.state == WorkerState.SUCCEEDED:
                 return "finished"
-            why = self._judge.failed(
-                {rank: failure.exitcode for rank, failure in result.failures.items()}, self._supervisor.reached()
-            )
-            if why:
-                raise GivenUp(why)
+            self._judge_failure({rank: failure.exitcode for rank, failure in result.failures.items()})
             return "failed"
         except Interrupted:
             return "interrupted"
@@ -292,8 +289,38 @@ class Runner:
             local_addr=options.local_addr,
         )
         return Agent(
-            spec, meeting, self._supervisor.workers, self._supervisor.launch, self._on_world, options.exit_barrier_s
-        )
+            spec, meeting, self._supervisor.workers, self._supervisor.launch, self._on_world, options.exit_barrier_s,
+            self._regroup,
+        )  # fmt: skip
+
+    def _regroup(self, agent: Agent, group: WorkerGroup, codes: dict[int, int]) -> bool:
+        """Whether the world was put together again around the workers that live."""
+        supervisor = self._supervisor
+        trainers, workers = supervisor.trainers, supervisor.workers
+        if not self._options.in_process or not (codes or trainers.asking()):
+            return False
+        try:
+            if self._restarts_left <= 0:
+                raise TimeoutError("no restart is left")
+            self._judge_failure(codes)
+            self._restarts_left -= 1
+            if not trainers.wait_asking(workers.alive_ranks, REGROUP_LIMIT_S):
+                raise TimeoutError(f"not every live rank of this node has asked in {REGROUP_LIMIT_S:g} s")
+            agent.meet_again(group, REGROUP_LIMIT_S)
+        except (TimeoutError, dist.DistError) as error:
+            why = str(error).splitlines()[0]
+            log.warning("the world is not put together around the survivors: %s", why)
+            for rank in trainers.asking():
+                trainers.answer(rank, {"why": why})
+            return False
+        own = supervisor.own_environment(supervisor.shared.generation)
+        for rank in trainers.asking():
+            trainers.answer(rank, {"environment": {**agent.environment_of(group, rank), **own}})
+        return True
+
+    def _judge_failure(self, codes: dict[int, int]) -> None:
+        if why := self._judge.failed(codes, self._supervisor.reached()):
+            raise GivenUp(why)
 
     def _on_world(self, generation: int, members: list[str]) -> None:
         self._supervisor.enter("running", generation=generation, members=members)
