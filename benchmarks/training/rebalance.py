@@ -77,7 +77,7 @@ class Bench:
         """Median length of the coming steps, from the rows of rank 0."""
         first = max(row["step"] for row in self.cluster.rows()) + 3
         rows = wait_for("steps", lambda: self._rows(first), 300)
-        return statistics.median(1e3 * (b["at"] - a["at"]) for a, b in pairwise(rows))
+        return float(statistics.median(1e3 * (b["at"] - a["at"]) for a, b in pairwise(rows)))
 
     def _rows(self, first: int) -> list[dict[str, Any]] | None:
         rows = [row for row in self.cluster.rows() if row["rank"] == 0 and row["step"] >= first]
@@ -129,8 +129,13 @@ class Bench:
             self.backend.close()
         self.cluster.close()
         for group in CGROUPS.glob(f"tw-bench-{self.cluster.job}-*"):
-            wait_for("an empty cgroup", lambda group=group: not (group / "cgroup.procs").read_text(), 30)
+            empty(group)
             group.rmdir()
+
+
+def empty(group: Path) -> None:
+    """Wait until the processes of a cgroup are gone."""
+    wait_for("an empty cgroup", lambda: not (group / "cgroup.procs").read_text(), 30)
 
 
 def measure(steps: int, quota: int) -> dict[str, Any]:

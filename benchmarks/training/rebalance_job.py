@@ -53,7 +53,7 @@ def main() -> None:
                 for part_x, part_y in job.shares((x, y), MICRO_BATCHES):
                     time.sleep(pace)
                     for _ in range(given.rounds - 1):
-                        torch.nn.functional.mse_loss(model.module(part_x), part_y).backward()
+                        torch.nn.functional.mse_loss(model.module(part_x), part_y).backward()  # type: ignore[no-untyped-call]
                         optimizer.zero_grad(set_to_none=False)
                     job.backward(torch.nn.functional.mse_loss(model(part_x), part_y))
                 optimizer.step()

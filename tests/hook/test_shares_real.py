@@ -47,7 +47,7 @@ def weights_of_one_process(steps: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(steps):
         optimizer.zero_grad()
-        loss_of(model, global_batch(step)).backward()
+        loss_of(model, global_batch(step)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
