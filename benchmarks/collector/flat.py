@@ -107,7 +107,7 @@ def measure(folder: Path, ticks: int) -> dict[str, Any]:
     clock, bus = SimulatedClock(), Nowhere()
     agent.build_sources = with_recorded_drivers(agent.build_sources)
     measured = agent.build(load(around.configuration(more)), clock, bus)
-    sampler.time = MovedTime(clock)  # type: ignore[attr-defined]
+    vars(sampler)["time"] = MovedTime(clock)
     for source in measured._parts.sources:
         if isinstance(source, NvidiaSource):
             source._keeper = LocalKeeper(source._options())  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ COLLECTIVE = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier|(?:^|_)(?:isend|irecv|send|recv)$|batch_isend|nccl|hccl|c10d",
     re.IGNORECASE,
 )
+TELLING_STATES = ("T", "t", "D", "Z")
 _KERNEL_FRAME = re.compile(r"\] (?P<function>[\w.]{1,80})")
 
 
@@ -93,6 +94,16 @@ def from_kernel(pid: int, root: str = "") -> list[Place]:
         raise ThreadError(f"threads of process {pid}: {error.strerror}") from None
     places = [_task(tasks / str(number), number) for number in numbers[:MAX_THREADS]]
     return [place for place in places if place.state]
+
+
+def with_kernel_state(places: list[Place], pid: int, root: str = "") -> list[Place]:
+    """The places with the first one's state as the kernel has it, where that says more: py-spy calls a stopped process idle."""
+    if not places:
+        return places
+    first = places[0]
+    status = _read(Path(f"{root}/proc/{pid}/task/{first.thread}/status")) or _read(Path(f"{root}/proc/{pid}/status"))
+    state = status.partition("\nState:\t")[2][:1]
+    return [replace(first, state=state), *places[1:]] if state in TELLING_STATES else places
 
 
 def _task(directory: Path, number: int) -> Place:

@@ -43,7 +43,7 @@ def parse_levels(text: str, key: str) -> dict[str, str]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{key}: the table of fault codes is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(

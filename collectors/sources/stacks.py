@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from collectors.base import Context, Sample, Source
 from collectors.logs import flight, ras
 from collectors.logs.secrets import redact
-from collectors.logs.threads import Alike, Place, ThreadError, alike, from_kernel, from_py_spy
+from collectors.logs.threads import Alike, Place, ThreadError, alike, from_kernel, from_py_spy, with_kernel_state
 from collectors.logs.unpickle import PickleError
 from collectors.ranks import RankState
 from trainwarden.clock import NS_PER_S
@@ -34,6 +34,29 @@ MAX_PIECE_CHARS = 2000
 MAX_LINE_CHARS = 500
 FRAMES_SAID = 8
 MAX_REASON_CHARS = 200
+STOPPED = {"T": "are stopped (a signal, a debugger or a frozen group)", "t": "are held by a debugger", "Z": "have died"}
+WAITING_FILES = re.compile(r"\((threading|selectors|queue|socket|subprocess|connection|popen_fork)\.py:")
+"""Frames of the library in which a thread waits: what it waits for stands behind them."""
+OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
+
+
+def where(group: Alike) -> str:
+    """The innermost frame that tells something; the state where there are no frames."""
+    telling = (frame for frame in group.frames if not WAITING_FILES.search(frame))
+    return next(telling, group.frames[0] if group.frames else f"state {group.state}")
+
+
+def together(problems: list[str]) -> list[str]:
+    """The same problem of several ranks as one."""
+    ranks: dict[str, list[int]] = {}
+    others = []
+    for problem in problems:
+        found = OF_A_RANK.fullmatch(problem)
+        if found is None:
+            others.append(problem)
+        else:
+            ranks.setdefault(found[2], []).append(int(found[1]))
+    return [*others, *(f"rank{'s' * (len(of) > 1)} {flight.ranks_text(of)}: {text}" for text, of in ranks.items())]
 
 
 @dataclass
@@ -49,6 +72,10 @@ class Findings:
 
     def sentence(self) -> str:
         """What is most telling of it."""
+        stopped = [group for group in self.groups if group.state in STOPPED]
+        if stopped and len(stopped) < len(self.groups):
+            first = stopped[0]
+            return f"ranks {flight.ranks_text(first.ranks)} {STOPPED[first.state]}, at {where(first)}; the others run or wait"
         if self.stalls:
             return self.stalls[0].text()
         if self.status is not None and self.status.text():
@@ -56,13 +83,11 @@ class Findings:
         inside = [rank for group in self.groups if group.collective for rank in group.ranks]
         outside = [rank for group in self.groups if not group.collective for rank in group.ranks]
         if inside and outside:
-            where = next(group for group in self.groups if not group.collective)
-            at = where.frames[0] if where.frames else f"state {where.state}"
+            at = where(next(group for group in self.groups if not group.collective))
             return f"ranks {flight.ranks_text(inside)} wait in a collective, ranks {flight.ranks_text(outside)} do not: at {at}"
         if self.groups:
-            first = self.groups[0]
-            return f"ranks {flight.ranks_text(first.ranks)} are at {first.frames[0] if first.frames else 'state ' + first.state}"
-        return "nothing could be read: " + ("; ".join(self.problems[:3]) or "no ranks are known on this node")
+            return f"ranks {flight.ranks_text(self.groups[0].ranks)} are at {where(self.groups[0])}"
+        return "nothing could be read: " + ("; ".join(together(self.problems)[:3]) or "no ranks are known on this node")
 
     def attributes(self) -> dict[str, str]:
         """Everything, each piece bounded."""
@@ -77,7 +102,7 @@ class Findings:
             "frame": self.stalls[0].frame if self.stalls else "", "waiting_ranks": flight.ranks_text(waiting),
             "missing_ranks": flight.ranks_text(missing), "flight_records": str(self.dumps) if self.dumps else "",
             "ras": self.status.text() if self.status else "", "stacks": "\n".join(stack_texts),
-            "ranks": flight.ranks_text(self.ranks), "problems": "; ".join(self.problems),
+            "ranks": flight.ranks_text(self.ranks), "problems": "; ".join(together(self.problems)),
         }  # fmt: skip
         return {name: redact(text[:MAX_PIECE_CHARS])[:MAX_PIECE_CHARS] for name, text in pieces.items() if text}
 
@@ -236,7 +261,8 @@ class StacksSource(Source):
     def _of(self, state: RankState, program: str | None, end_s: float, findings: Findings) -> list[Place]:
         if program is not None:
             try:
-                return self._spy(program, state.pid, min(self.settings.deadline_s, end_s - self._clock_s()))
+                places = self._spy(program, state.pid, min(self.settings.deadline_s, end_s - self._clock_s()))
+                return with_kernel_state(places, state.pid, self.context.files.root)
             except ThreadError as error:
                 findings.problems.append(f"rank {state.rank}: {error}")
         return from_kernel(state.pid, self.context.files.root)
@@ -250,9 +276,8 @@ class StacksSource(Source):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ThreadError(f"py-spy: {type(error).__name__}") from None
         if done.returncode != 0:
-            raise ThreadError(
-                f"py-spy ended with {done.returncode}: {done.stderr.decode('utf-8', 'replace').strip()[:150]}"
-            )
+            said = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+            raise ThreadError(f"py-spy ended with {done.returncode}: {said[:150]}")
         return from_py_spy(done.stdout)
 
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.logs import flight, ras
-from collectors.logs.threads import ThreadError, alike, from_kernel, from_py_spy
+from collectors.logs.threads import Alike, Place, ThreadError, alike, from_kernel, from_py_spy, with_kernel_state
 from collectors.logs.unpickle import PickleError
-from collectors.sources.stacks import StacksSource
+from collectors.sources.stacks import Findings, StacksSource, together
 from tests.collectors.kit import FIXTURES, Bench, bench
 from trainwarden.records import LogEvent
 
@@ -312,3 +312,36 @@ def test_no_request_no_cost(tmp_path: Path) -> None:
         board.second(source)
     assert threading.active_count() == before
     assert board.outlet.logs == []
+
+
+def group(ranks: tuple[int, ...], state: str, *frames: str) -> Alike:
+    return Alike(ranks, frames, state, next((frame for frame in frames if "all_reduce" in frame), ""))
+
+
+def test_a_stopped_rank_is_named_before_those_that_wait_for_it() -> None:
+    wait = group((0, 1), "idle", "all_reduce (train.py:5)")
+    stopped = group((2,), "T", "wait (threading.py:327)", "loader (data.py:3)")
+    sentence = Findings(groups=[wait, stopped]).sentence()
+    assert sentence.startswith("ranks 2 are stopped")
+    assert "at loader (data.py:3)" in sentence  # not where the library waits
+    everybody = Findings(groups=[group((0, 1), "T", "all_reduce (train.py:5)")]).sentence()
+    assert everybody == "ranks 0-1 are at all_reduce (train.py:5)"
+
+
+def test_the_same_problem_of_several_ranks_is_said_once() -> None:
+    assert together(["rank 0: no", "RAS at x: y", "rank 2: no", "rank 1: other"]) == [
+        "RAS at x: y",
+        "ranks 0,2: no",
+        "rank 1: other",
+    ]
+
+
+def test_the_kernel_knows_that_a_process_is_stopped(tmp_path: Path) -> None:
+    places = [Place(7, "MainThread", "idle", ("f (a.py:1)",)), Place(8, "x", "idle", ())]
+    status = tmp_path / "proc/7/task/7/status"
+    status.parent.mkdir(parents=True)
+    for word, state in (("T (stopped)", "T"), ("D (disk sleep)", "D"), ("S (sleeping)", "idle")):
+        status.write_text(f"Name:\tpython\nUmask:\t0022\nState:\t{word}\nTgid:\t7\n")
+        assert [place.state for place in with_kernel_state(places, 7, str(tmp_path))] == [state, "idle"]
+    assert with_kernel_state([], 7, str(tmp_path)) == []
+    assert with_kernel_state(places, 9, str(tmp_path)) == places
