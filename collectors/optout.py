@@ -13,12 +13,12 @@ import msgspec
 from collectors.agent import node_name
 from collectors.base import registry
 from collectors.topology.apiserver import ApiServer
+from collectors.topology.kubernetes import OPT_OUT_LABEL as LABEL
 from collectors.topology.kubernetes import labels_of_node
 from trainwarden.config import Config
 
 logger = logging.getLogger(__name__)
 
-LABEL = "trainwarden.io/collect"
 WATCHER = "kubernetes"
 """Reads the label: it stays, else nobody would see that the label is gone."""
 FILE = "opt_out.json"

@@ -14,6 +14,7 @@ from collectors.topology.apiserver import ApiServer
 from collectors.topology.background import Answer, read_text
 from collectors.topology.kubernetes import (
     NODE_LABELS,
+    OPT_OUT_LABEL,
     Pod,
     chosen,
     labels_of_node,
@@ -167,13 +168,13 @@ class KubernetesSource(Source):
 
     def _heed(self, found: Cluster) -> None:
         """Compare the label with what it was when the agent began."""
-        from collectors.optout import LABEL, read_labels, save  # it knows all sources, this one too
+        from collectors.optout import read_labels, save  # it knows all sources, this one too
 
         before = sorted(self.settings.opted_out)
         now = sorted(read_labels(found.labels, registry().all()).sources)
         if not (found.labelled and self._runs) or now == before:
             return
-        line = f"label {LABEL} of this node: off are now {', '.join(now) or 'no sources'}; before: {', '.join(before) or 'none'}"
+        line = f"label {OPT_OUT_LABEL} of this node: off are now {', '.join(now) or 'no sources'}; before: {', '.join(before) or 'none'}"
         attributes = {"off": ",".join(now), "before": ",".join(before)}
         self.context.outlet.log(
             LogEvent(source=self.name, severity="info", code="opt_out", line=line, attributes=attributes), urgent=True

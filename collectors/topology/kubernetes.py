@@ -38,8 +38,8 @@ POD_LABELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("k8s_queue", ("kueue.x-k8s.io/queue-name",)),
 )  # fmt: skip
 
-OPT_OUT_LABEL = "trainwarden.io/collector"
-"""A node labelled ``trainwarden.io/collector=off`` is left alone by the DaemonSet."""
+OPT_OUT_LABEL = "trainwarden.io/collect"
+"""A node labelled ``trainwarden.io/collect=off`` is left alone, by the DaemonSet and by an agent that runs there all the same."""
 
 POD_OF_CGROUP = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"

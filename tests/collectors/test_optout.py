@@ -12,8 +12,9 @@ import pytest
 from collectors import optout
 from collectors.agent import build_sources, look, source_tables
 from collectors.base import registry
-from collectors.optout import LABEL, at_start, read_labels, saved
+from collectors.optout import at_start, read_labels, saved
 from collectors.sources.kubernetes import KubernetesSource
+from collectors.topology.kubernetes import OPT_OUT_LABEL as LABEL
 from tests.collectors.kit import bench
 from tests.collectors.test_kubernetes import FakeApi, source_on
 from tests.collectors.test_slurm import settle

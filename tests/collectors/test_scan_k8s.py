@@ -14,7 +14,7 @@ import yaml
 
 from collectors.agent import build_sources, source_tables
 from collectors.base import registry
-from collectors.optout import LABEL
+from collectors.topology.kubernetes import OPT_OUT_LABEL
 from tests.collectors.kit import bench
 from trainwarden.cli import COMMANDS
 from trainwarden.config import Config, from_table
@@ -110,7 +110,7 @@ def test_probes_limits_tolerations_and_the_label_that_leaves_a_node_alone() -> N
     assert CONTAINER["resources"]["limits"].keys() == {"memory"}
     assert POD["tolerations"] == [{"operator": "Exists"}]
     [term] = POD["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert {"key": LABEL, "operator": "NotIn", "values": ["off"]} in term["matchExpressions"]
+    assert {"key": OPT_OUT_LABEL, "operator": "NotIn", "values": ["off"]} in term["matchExpressions"]
 
 
 @pytest.mark.parametrize("name", ["nvidia.yaml", "kernel-log.yaml"])
