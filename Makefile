@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults test-long bench bench-detect clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-collector clean install
 
 install: $(STAMP)
 
@@ -51,6 +51,10 @@ test: lint unit integration
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# the whole collector on a node with 8 GPUs and 8 ports; ARGS="--ticks 100000" or ARGS="--real 600" for its other two parts
+bench-collector: $(STAMP)
+	$(BIN)/python -m benchmarks.collector $(ARGS)
 
 # detectors, ours and the usual tools, on public labelled series; an environment of its own, for the peers pin other versions
 bench-detect: $(BENCH_STAMP)
