@@ -23,7 +23,7 @@ from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
 from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
-from trainwarden.clock import NS_PER_S
+from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout, Topology
@@ -43,15 +43,34 @@ class HangSettings:
         30.0, "the same for a process that was told to stop (SIGTERM, SIGINT): a restart may follow"
     )
     frozen_ticks: int = option(2, "a frozen process is stopped (state T) for so many ticks")
-    frozen_s: float = option(3.0, "and its job has made no step for so long")
-    silent_ticks: int = option(3, "a node is silent after so many closed ticks without it")
+    frozen_s: float = option(3.0, "and its job has made no step for so long since")
+    silent_ticks: int = option(
+        3,
+        "a node is silent after so many closed ticks without it, times the ticks that usually pass between its reports",
+    )
     lost_s: float = option(4.0, "a silent node is lost when its job has made no step for so long")
+    lost_steps: float = option(
+        1.5,
+        "but not before so many usual steps would have fitted (or evaluations, saves or pauses, where the job is at one)",
+    )
+    lost_phase_s: float = option(
+        60.0, "a node that falls silent in a phase whose length nobody knows yet is lost after so long"
+    )
     telemetry_ticks: int = option(
-        6, "a node that is silent for so many ticks while its job goes on has lost its telemetry only"
+        6,
+        "a node that is silent for so many ticks (times its usual ticks between reports) while its job goes on has lost its telemetry only",
     )
     hang_s: float = option(15.0, "when nobody stands out, a job is said to hang after so long without a step")
     hang_steps: float = option(
         30.0, "but not before so many usual steps would have fitted: the larger of the two counts"
+    )
+    hang_longest: float = option(
+        3.0,
+        "for jobs of long steps at most hang_s and so many times the longest of the last 200 steps, where that is less",
+    )
+    young_steps: int = option(3, "a job of fewer steps than this may stand for long_phase_s: its pace is not known yet")
+    pause_factor: float = option(
+        2.0, "a job that pauses between steps may stand for so many times its longest pause, and hang_s"
     )
     long_phase_s: float = option(180.0, "patience while the job evaluates or saves, before one was seen to end")
     first_phase_s: float = option(600.0, "patience before the first step of an attempt, before one was seen to come")
@@ -65,17 +84,30 @@ class HangSettings:
 
 
 class Silence(msgspec.Struct):
-    """A node's absence from closed ticks."""
+    """A node's absence from closed ticks; `gaps` are the last ticks from report to report, 1 where each has one."""
 
     ticks: int = 0
     since_ns: int = 0
     said: bool = False
+    gaps: list[int] = []
+
+    @property
+    def reports(self) -> float:
+        """How many reports are missing: a collector that was told to report every ten seconds is not silent after three."""
+        return self.ticks / min(self.gaps, default=1)
+
+    def heard(self) -> None:
+        """The node is in this tick."""
+        self.gaps = [*self.gaps[-1:], self.ticks + 1]
+        self.ticks = 0
 
 
 class State(msgspec.Struct):
-    """State of the detector. `event_ns` is the newest tick's time: what has not been heard of is not late before its tick closed."""
+    """State of the detector. `event_ns` is the newest tick's time: what has not been heard of is not late before its tick closed. `tick_ns`
+    is the interval of the grid, `silent` whether some node does not report in each tick."""
 
     event_ns: int = 0
+    tick_ns: int = NS_PER_S
     jobs: dict[str, JobProgress] = {}
     present: dict[str, Silence] = {}
     nodes: tuple[str, ...] = ()
@@ -98,7 +130,7 @@ class HangDetector(Detector):
 
     name = "hang"
     kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "telemetry_lost")
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = HangSettings
     settings: HangSettings
@@ -139,6 +171,7 @@ class HangDetector(Detector):
                 self._attempt(layout.job, layout.attempt, frame.now_ns)
         for tick in frame.ticks:
             self._state.event_ns = max(self._state.event_ns, tick.at_ns)
+            self._state.tick_ns = tick.interval_ms * NS_PER_MS
             self._follow_presence(tick)
             self._follow_processes(tick, frame)
         event_ns = self._state.event_ns or frame.now_ns
@@ -161,7 +194,7 @@ class HangDetector(Detector):
 
     def _follow_steps(self, table: StepTable, event_ns: int, now_ns: int) -> None:
         job = self._attempt(table.job, table.attempts[-1], now_ns)
-        job.heard_ns = now_ns
+        job.heard_ns, job.tick_ns = now_ns, self._state.tick_ns
         mine = table.of_attempt(job.attempt)
         if mine.reports:
             job.take_in(mine, event_ns)
@@ -191,14 +224,13 @@ class HangDetector(Detector):
             del state.present[node]
         for node, present in zip(tick.nodes, tick.present.tolist(), strict=True):
             if present:
-                known = state.present.setdefault(node, Silence())
-                known.ticks = 0
+                state.present.setdefault(node, Silence()).heard()
             elif node in state.present:
                 known = state.present[node]
                 known.since_ns = known.since_ns if known.ticks else tick.at_ns
                 known.ticks += 1
         state.nodes = tick.nodes
-        state.silent = any(silence.ticks or silence.said for silence in state.present.values())
+        state.silent = any(s.ticks or s.said or min(s.gaps, default=1) > 1 for s in state.present.values())
 
     def _follow_processes(self, tick: AlignedTick, frame: Frame) -> None:
         matrix = tick.family("process")
@@ -214,7 +246,7 @@ class HangDetector(Detector):
             if known is None or known[0] is not place or known[1] is not job.processes:
                 job.processes.settle(place.ranks, place.nodes)
                 self._settled = {**self._settled, place.job: (place, job.processes)}
-            rows = place.rows
+            rows, job.heard_ns, job.tick_ns = place.rows, max(job.heard_ns, frame.now_ns), self._state.tick_ns
             job.processes.note(place.ranks, tick.at_ns, states[rows], cpus[rows], phases[rows])
             job.processes_moved(place.ranks, steps[rows], ages[rows], tick.at_ns)
 
@@ -248,7 +280,8 @@ class HangDetector(Detector):
     def _reference_ns(self, now_ns: int) -> int:
         """The present, unless the input lags far behind it: a backlog is no hang."""
         event_ns = self._state.event_ns
-        return now_ns if not event_ns or 0 <= now_ns - event_ns < _FRESH_EVENT_NS else event_ns
+        fresh_ns = max(_FRESH_EVENT_NS, 2 * self._state.tick_ns + NS_PER_S)
+        return now_ns if not event_ns or 0 <= now_ns - event_ns < fresh_ns else event_ns
 
     def _take_back(self, job: JobProgress, at_ns: int) -> list[Verdict]:
         verdicts = []
@@ -294,13 +327,17 @@ class HangDetector(Detector):
             return self.settings.order_settle_s
         return self.settings.settle_s if culprit.killed or culprit.code > 255 else self.settings.failure_settle_s
 
+    def _stands_since(self, job: JobProgress, since_ns: int, at_ns: int) -> bool:
+        """Whether the job made no step for `frozen_s` since a sample, or the one before it: jobs of long steps always stand."""
+        return at_ns - max(job.progress_ns, since_ns - self._state.tick_ns) >= self.settings.frozen_s * NS_PER_S
+
     def _stopped(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
         processes = job.processes
-        if standing_s < self.settings.frozen_s:
-            return []
         verdicts = []
         for rank in np.flatnonzero(processes.stopped_run >= self.settings.frozen_ticks).tolist():
             since_ns, node = processes.since_ns(rank, int(processes.stopped_run[rank])), processes.nodes[rank]
+            if not self._stands_since(job, since_ns, at_ns):
+                continue
             onset_ns = min(since_ns, max(job.progress_ns, since_ns - NS_PER_S))
             text = f"rank {rank} on {node} is stopped (process state T) and job {job.job} has made no step for {standing_s:.1f} s"
             verdicts += self._open(job, "rank_frozen", node, rank, onset_ns, at_ns, 0.97, text)
@@ -314,6 +351,8 @@ class HangDetector(Detector):
         if not first_ns:
             return []
         rank = min(first_ns, key=lambda number: (first_ns[number], number))
+        if not self._stands_since(job, first_ns[rank], at_ns):
+            return []
         node = job.processes.nodes[rank]
         alone = sum(at == first_ns[rank] for at in first_ns.values()) == 1
         text = f"the process of rank {rank} on {node} is gone, no launcher reported its end, and job {job.job} stands"
@@ -327,22 +366,36 @@ class HangDetector(Detector):
         verdicts = []
         for node in silent:
             since_ns = self._state.present[node].since_ns
-            if job.progress_ns <= since_ns + 2 * NS_PER_S:
+            if job.progress_ns <= since_ns + 2 * NS_PER_S and self._is_late(
+                job, standing_s, (at_ns - since_ns) / NS_PER_S
+            ):
                 text = f"node {node} is silent and job {job.job} has made no step for {standing_s:.1f} s"
                 verdicts += self._open(job, "node_lost", node, _rank_on(job, node), since_ns, at_ns, 0.9, text)
         return verdicts
 
+    def _is_late(self, job: JobProgress, standing_s: float, silent_s: float) -> bool:
+        """Whether the job stands longer than what it is at explains; who sends no telemetry within a long step need not be lost."""
+        phase = job.phase_now()
+        if phase not in SPECIAL_PHASES:
+            usual_ms = max(float(np.nan_to_num(job.usual_step_ms())), job.longest_pause_ms())
+        else:
+            usual_ms = job.longest_ms(phase)
+        if not math.isfinite(usual_ms):
+            return silent_s >= self.settings.lost_phase_s
+        return standing_s >= self.settings.lost_steps * usual_ms / 1000
+
     def _silent_nodes(self, job: JobProgress) -> list[str]:
         nodes = sorted({node for node in job.nodes if node})
         return [
-            n for n in nodes if n in self._state.present and self._state.present[n].ticks >= self.settings.silent_ticks
+            n
+            for n in nodes
+            if n in self._state.present and self._state.present[n].reports >= self.settings.silent_ticks
         ]
 
     def _patience_s(self, job: JobProgress) -> float:
         """How long the job may stand, by what it is at: learnt from how long that took before, within the bounds of the settings."""
         settings, phase = self.settings, job.phase_now()
-        usual_s = job.usual_step_ms() / 1000
-        plain = max(settings.hang_s, settings.hang_steps * (usual_s if math.isfinite(usual_s) else 0.0))
+        plain = self._plain_patience_s(job)
         if phase not in SPECIAL_PHASES:
             return plain
         longest_s = job.longest_ms(phase) / 1000
@@ -351,6 +404,20 @@ class HangDetector(Detector):
         least_s = settings.phase_least_s * (2 if phase == "first" else 1)
         learnt_s = settings.phase_factor * longest_s + settings.hang_s
         return max(plain, min(max(learnt_s, least_s), settings.phase_most_s))
+
+    def _plain_patience_s(self, job: JobProgress) -> float:
+        """How long it may stand between plain steps: by how long they take, and by its pauses."""
+        settings, known = self.settings, len(job.durations_ms)
+        by_pause_s = min(settings.pause_factor * job.longest_pause_ms() / 1000 + settings.hang_s, settings.phase_most_s)
+        patience_s = max(settings.hang_s, by_pause_s)
+        if known < settings.young_steps:
+            first_s = float(np.nan_to_num(job.longest_ms("first"))) / 1000
+            patience_s = max(patience_s, settings.long_phase_s, settings.phase_factor * first_s + settings.hang_s)
+        if not known:
+            return patience_s
+        by_usual_s = settings.hang_steps * job.usual_step_ms() / 1000
+        by_longest_s = settings.hang_s + settings.hang_longest * job.longest_step_ms() / 1000
+        return max(patience_s, min(by_usual_s, max(by_longest_s, settings.phase_least_s)))
 
     def _stuck(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
         if 2 * len(self._silent_nodes(job)) > len({node for node in job.nodes if node}):
@@ -388,7 +455,7 @@ class HangDetector(Detector):
         return verdicts
 
     def _goes_on_without(self, node: str, silence: Silence, topology: Topology) -> bool:
-        if silence.ticks < self.settings.telemetry_ticks:
+        if silence.reports < self.settings.telemetry_ticks:
             return False
         jobs = [
             self._state.jobs[layout.job]

@@ -18,7 +18,10 @@ PHASE_NAMES = tuple(PHASES)
 SPECIAL_PHASES = ("first", "eval", "checkpoint")
 _KEPT_DURATIONS = 200
 _KEPT_PHASES = 8
-_TRUSTED_CLOCK_NS = 10 * NS_PER_S
+_PAUSE_MS = 5000.0
+"""Longer idle times between two steps are pauses: saves and evaluations that nobody announces, reports that come rarely."""
+_ASKED = 64
+_TRUSTED_CLOCK_NS, _AHEAD_NS = 10 * NS_PER_S, 3 * NS_PER_S
 
 
 class Opinion(msgspec.Struct):
@@ -40,7 +43,8 @@ class JobProgress(msgspec.Struct):
     """One job's attempt, as far as this worker heard of it. Arrays are over ranks.
 
     `rank_steps` is the newest step of each rank by any source, `reported` by its own step reports, -1 for none; `phase_ms` holds the last
-    durations of first steps, evaluations and saves.
+    durations of first steps, evaluations and saves, `pause_ms` the last pauses. `rows_end_ns` is the end of the newest step reported,
+    `tick_ns` the interval of the grid: what is younger than that may just not have been sampled.
     """
 
     job: str
@@ -55,6 +59,9 @@ class JobProgress(msgspec.Struct):
     reported: Array = msgspec.field(default_factory=_no_ranks)
     durations_ms: list[float] = []
     phase_ms: dict[str, list[float]] = {}
+    pause_ms: list[float] = []
+    rows_end_ns: int = 0
+    tick_ns: int = NS_PER_S
     last_phase: str = ""
     processes: Processes = msgspec.field(default_factory=Processes)
     exits: dict[int, Exit] = {}
@@ -69,10 +76,12 @@ class JobProgress(msgspec.Struct):
         self.nodes, self.rank_steps, self.reported = [], _no_ranks(), _no_ranks()
         self.processes, self.exits = Processes(), {}
         self.steps_seen, self.newest_step, self.last_phase, self.decided, self.ending = 0, -1, "", False, False
+        self.rows_end_ns = 0
 
     def take_in(self, table: StepTable, event_ns: int) -> None:
         """Rows of this attempt; only a step further than any reported by its rank is progress."""
         self._note_nodes(table)
+        self._take_in_evaluations(table, event_ns)
         fresh = (table.rank >= 0) & (table.step > self.reported[np.maximum(table.rank, 0)])
         if not fresh.any():
             return
@@ -80,16 +89,34 @@ class JobProgress(msgspec.Struct):
         np.maximum.at(self.reported, ranks, steps)
         np.maximum.at(self.rank_steps, ranks, steps)
         durations = np.nan_to_num(table.number("duration_ms")[table.some])
-        ends_ns = (table.started_ns + (durations * NS_PER_MS).astype(np.int64))[fresh[table.some]]
+        starts_ns = table.started_ns[fresh[table.some]]
+        ends_ns = starts_ns + (durations * NS_PER_MS).astype(np.int64)[fresh[table.some]]
         ends_ns = ends_ns if ends_ns.size else np.array([event_ns])
         if not self.steps_seen:
             self._keep_phase("first", (int(ends_ns.min()) - self.started_ns) / NS_PER_MS)
+        self._keep_pause(starts_ns, ends_ns, event_ns)
         self.steps_seen += int(fresh.sum())
         self._learn(table, fresh & (table.step > self.newest_step))
         last = int(np.flatnonzero(fresh)[np.argmax(steps)])
         if table.step[last] >= self.newest_step:
             self.newest_step, self.last_phase = int(table.step[last]), table.rows[last].phase
-        self.moved(_believed(ends_ns, event_ns), event_ns)
+        self.moved(self._believed(ends_ns, event_ns), event_ns)
+
+    def _take_in_evaluations(self, table: StepTable, event_ns: int) -> None:
+        """Evaluations have the number of the step before them: they are progress, though no step is."""
+        known = self.reported[np.maximum(table.rank, 0)]
+        rows = np.flatnonzero((table.phase == PHASES["eval"]) & (table.rank >= 0) & (table.step <= known))[:_ASKED]
+        if not rows.size:
+            return
+        durations_ms = np.nan_to_num(table.number("duration_ms")[rows])
+        ends_ns = np.array([table.rows[row].started_at_ns for row in rows]) + (durations_ms * NS_PER_MS).astype(
+            np.int64
+        )
+        newest_ns = int(ends_ns.max())
+        if self.rows_end_ns < newest_ns < event_ns + self._trusted_ns:
+            self._keep_phase("eval", float(durations_ms.max()))
+            self.rows_end_ns, self.last_phase = newest_ns, "eval"
+            self.moved(newest_ns, event_ns)
 
     def processes_moved(self, ranks: Ints, steps: Array, ages_s: Array, at_ns: int) -> None:
         """Steps that the collectors saw the ranks finish, `ages_s` before `at_ns`."""
@@ -98,15 +125,36 @@ class JobProgress(msgspec.Struct):
         if further.any():
             self.rank_steps[ranks[further]] = steps[further].astype(np.int64)
             ends_ns = at_ns - (ages_s[further].astype(np.float64) * NS_PER_S).astype(np.int64)
-            self.moved(_believed(ends_ns, at_ns), at_ns)
+            self.moved(self._believed(ends_ns, at_ns), at_ns)
 
     def moved(self, at_ns: int, event_ns: int) -> None:
-        """Progress was made at `at_ns`, which is not later than the grid's present by more than a lateness."""
-        self.progress_ns = max(self.progress_ns, min(at_ns, event_ns + 3 * NS_PER_S))
+        """Progress was made at `at_ns`, which is not later than the grid's present by more than a lateness or two ticks."""
+        self.progress_ns = max(self.progress_ns, min(at_ns, event_ns + max(_AHEAD_NS, 2 * self.tick_ns)))
+
+    def _believed(self, ends_ns: Ints, event_ns: int) -> int:
+        """The latest of some times; a clock far from the grid's is not believed, and counts as the grid's present."""
+        near = np.abs(ends_ns - event_ns) < self._trusted_ns
+        return int(np.where(near, ends_ns, event_ns).max())
+
+    @property
+    def _trusted_ns(self) -> int:
+        return max(_TRUSTED_CLOCK_NS, 2 * self.tick_ns)
 
     def usual_step_ms(self) -> float:
         """Median duration of the last plain steps; NaN before the first."""
         return float(np.median(self.durations_ms)) if self.durations_ms else math.nan
+
+    def longest_step_ms(self) -> float:
+        """The longest of the last plain steps, drawn out while few are known; NaN before the first.
+
+        Of few steps the longest says little: five times as much is allowed of one, twice of four, no more of many.
+        """
+        known = len(self.durations_ms)
+        return max(self.durations_ms) * (1.0 + 4.0 / known) if known else math.nan
+
+    def longest_pause_ms(self) -> float:
+        """The longest of the last pauses between two steps; 0 when there was none."""
+        return max(self.pause_ms, default=0.0)
 
     def longest_ms(self, phase: str) -> float:
         """The longest of the last durations of a special phase; NaN when none is known."""
@@ -148,11 +196,15 @@ class JobProgress(msgspec.Struct):
             else:
                 self._keep_phase(table.rows[row].phase, float(durations[row]))
 
+    def _keep_pause(self, starts_ns: Ints, ends_ns: Ints, event_ns: int) -> None:
+        """Idle time between the last step and these; none is learnt while somebody is said to hold the job up."""
+        if not starts_ns.size or abs(int(ends_ns.max()) - event_ns) >= self._trusted_ns:
+            return
+        idle_ms = (int(starts_ns.min()) - self.rows_end_ns) / NS_PER_MS if self.rows_end_ns else 0.0
+        if idle_ms > _PAUSE_MS and not any(opinion.node for opinion in self.opinions.values()):
+            self.pause_ms = [*self.pause_ms[1 - _KEPT_PHASES :], idle_ms]
+        self.rows_end_ns = max(self.rows_end_ns, int(ends_ns.max()))
+
     def _keep_phase(self, phase: str, duration_ms: float) -> None:
         if phase in SPECIAL_PHASES and math.isfinite(duration_ms):
             self.phase_ms[phase] = [*self.phase_ms.get(phase, [])[1 - _KEPT_PHASES :], max(0.0, duration_ms)]
-
-
-def _believed(ends_ns: Ints, event_ns: int) -> int:
-    """The latest of some times; a clock far from the grid's is not believed, and counts as the grid's present."""
-    return int(np.where(np.abs(ends_ns - event_ns) < _TRUSTED_CLOCK_NS, ends_ns, event_ns).max())

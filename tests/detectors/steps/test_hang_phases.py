@@ -9,7 +9,7 @@ import pytest
 
 from detectors.steps.hang import HangDetector, HangSettings
 from detectors.steps.processes import KEPT, STATE_NONE, STATE_STOPPED, Processes
-from detectors.steps.progress import JobProgress
+from detectors.steps.progress import JobProgress, Opinion
 from detectors.synthetic import Scene, SyntheticCluster
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Verdict
@@ -45,7 +45,26 @@ def test_patience_is_learnt_within_bounds(phase: str, learnt_s: float, expected_
 
 def test_steps_that_are_slow_by_nature_get_more_time_than_any_setting() -> None:
     job = JobProgress("j", steps_seen=9, last_phase="eval", durations_ms=[46_000.0], phase_ms={"eval": [1000.0]})
-    assert HangDetector()._patience_s(job) == pytest.approx(30 * 46.0)
+    assert HangDetector()._patience_s(job) == pytest.approx(15 + 3 * 46.0 * (1 + 4))
+    job.durations_ms = [46_000.0] * 200
+    assert HangDetector()._patience_s(job) == pytest.approx(15 + 3 * 46.0 * (1 + 4 / 200))
+
+
+@pytest.mark.parametrize(("step_ms", "expected_s"), [(200.0, 15.0), (1000.0, 30.0), (6000.0, 60.0)])
+def test_jobs_of_short_steps_have_the_usual_patience(step_ms: float, expected_s: float) -> None:
+    job = JobProgress("j", steps_seen=9, last_phase="train", durations_ms=[step_ms] * 100)
+    assert HangDetector()._patience_s(job) == pytest.approx(expected_s)
+
+
+def test_a_pause_is_learnt_unless_somebody_holds_the_job_up() -> None:
+    job = JobProgress("j", steps_seen=9, last_phase="train", durations_ms=[200.0] * 100, rows_end_ns=NS_PER_S)
+    at_ns = np.array([41 * NS_PER_S])
+    job.opinions = {"rank_frozen/n1": Opinion("rank_frozen", "n1", 1, 0, 0, 0)}
+    job._keep_pause(at_ns, at_ns, 41 * NS_PER_S)
+    assert HangDetector()._patience_s(job) == 15.0
+    job.opinions, later_ns = {}, at_ns + 40 * NS_PER_S
+    job._keep_pause(later_ns, later_ns, 81 * NS_PER_S)
+    assert HangDetector()._patience_s(job) == pytest.approx(2 * 40.0 + 15)
 
 
 def test_only_the_last_durations_of_a_phase_count() -> None:
