@@ -59,7 +59,7 @@ class Job:
                     phase=phase,
                     started_at_ns=START_NS + int(at_s * NS_PER_S),
                     duration_ms=1000 * length_s,
-                    **saved,
+                    checkpoint_ms=saved_ms,
                 )
             at_s += length_s
 
