@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAGIC = b"TWb1"
 TAG_BYTES = 8
@@ -17,8 +17,7 @@ class BadBeat(Exception):
     """Bytes that are no heartbeat of ours; the text is a short reason that can be counted by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """One heartbeat. Masks have one bit per rail, and speak of the sender's side.
 
     Attributes

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import select
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +13,7 @@ from typing import Any
 from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.beats import BadBeat, Beat, Codec
 from trainwarden_hook.moving import Mover, strict_filters
-from trainwarden_hook.mptcp import PathManager, Standbys, is_enabled
+from trainwarden_hook.mptcp import Standbys, is_enabled
 from trainwarden_hook.netlink import LinkState, LinkWatch, links
 from trainwarden_hook.paths import ORDERED, Condition, Move, PeerPaths, State
 from trainwarden_hook.rail_sockets import RailSocket
@@ -25,8 +22,8 @@ from trainwarden_hook.routes import RouteTable
 
 log = logging.getLogger("trainwarden.links")
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
-REALTIME_PRIORITY = 10
 MAX_NAMES = 8
+ASK_AGAIN_MS = (15.0, 35.0, 75.0, 150.0, 400.0)
 STANDARD_PACE_PER_S = 2000.0
 """Heartbeats a node sends a second at most: with many peers they come at longer intervals."""
 Report = Callable[[dict[str, Any]], None]
@@ -42,7 +39,7 @@ class Escape:
     secret
         Signs the heartbeats.
     report
-        Called with the fields of each event, on the thread of this object.
+        Called with the fields of each event.
     avoided
         (rail, peer) that orders took out of use before.
 
@@ -59,7 +56,6 @@ class Escape:
         self._place = rails.nodes.index(rails.own.name)
         self._boot = time.time_ns()
         self._number = 0
-        self._lock = threading.RLock()
         self._indexes = [0] * len(rails.names)
         self._carriers = 0
         self._table = RouteTable(rails.tuning.rto_min_ms)
@@ -70,11 +66,12 @@ class Escape:
         self._lost: set[str] = set()
         self._silent: set[str] = set()
         self._unfit = 0
+        self._to_cut: list[tuple[int, int]] = []
+        self._asking: dict[int, list[int]] = {}
         self._judged: dict[int, list[State]] = {}
         self.counters: Counter[str] = Counter()
-        self._thread: threading.Thread | None = None
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._ending = False
+        self._watch = LinkWatch()
+        self._poll = select.epoll()
         self._check()
         self._follow(links())
         adopted = self._mover.adopt()
@@ -85,6 +82,8 @@ class Escape:
         for rail, peer in avoided:
             self._avoid_again(rail, peer)
         self._standbys = self._make_standbys()
+        self._poll.register(self._watch.fileno(), select.EPOLLIN)
+        self._take_links(links())
 
     # -- beginning and end
 
@@ -100,73 +99,61 @@ class Escape:
     def _make_standbys(self) -> Standbys | None:
         if not self.rails.mptcp:
             return None
-        own = self.rails.own
-        standbys = Standbys(PathManager(), own.address, own.on, self.rails.mptcp_port)
+        standbys = Standbys(self.rails.own, self.rails.mptcp_port)
         standbys.begin(self._indexes)
         return standbys
 
-    def start(self) -> None:
-        """Begin to watch, on a thread of its own."""
-        self._thread = threading.Thread(target=self._run, name="trainwarden-links", daemon=True)
-        self._thread.start()
+    def clear(self) -> None:
+        """Remove every route and endpoint of ours."""
+        self._mover.clear()
+        if self._standbys is not None:
+            self._standbys.clear()
 
-    def close(self, keep: bool = False) -> None:
-        """End; routes and endpoints of ours are removed unless ``keep``."""
-        self._ending = True
-        os.eventfd_write(self._wake, 1)
-        if self._thread is not None:
-            self._thread.join()
-        if not keep:
-            self._mover.clear()
-            if self._standbys is not None:
-                self._standbys.clear()
+    def close(self) -> None:
+        """Give the sockets back; routes and endpoints stay."""
         for rail in self._sockets:
             rail.close()
+        if self._standbys is not None:
+            self._standbys.close()
+        self._watch.close()
+        self._poll.close()
         self._table.close()
 
     # -- the loop
 
-    def _run(self) -> None:
-        _be_prompt()
-        watch, poll = LinkWatch(), select.epoll()
-        try:
-            poll.register(watch.fileno(), select.EPOLLIN)
-            poll.register(self._wake, select.EPOLLIN)
-            with self._lock:
-                self._take_links(links(), poll)
-            self._loop(watch, poll)
-        finally:
-            watch.close()
-            poll.close()
-
-    def _loop(self, watch: LinkWatch, poll: select.epoll) -> None:
+    def run(self, control: int, handle: Callable[[], bool]) -> None:
+        """Watch; ``handle`` is called when the file ``control`` can be read, until it gives ``False``."""
+        self._poll.register(control, select.EPOLLIN)
         interval_ns = int(self._interval_ms() * NS_PER_MS)
         due_ns = time.monotonic_ns()
-        while not self._ending:
+        while True:
             wait_s = max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
-            ready = {number for number, _ in poll.poll(wait_s)}
+            ready = {number for number, _ in self._poll.poll(wait_s)}
+            if control in ready and not handle():
+                return
             try:
-                with self._lock:
-                    due_ns = self._turn(ready, watch, poll, due_ns, interval_ns)
+                due_ns = self._turn(ready, due_ns, interval_ns)
             except UsageError:
-                log.exception("links are no longer watched on this node")
                 raise
             except Exception:
                 # an unforeseen error must not end the watch: the next turn looks at everything anew
                 self.counters["errors"] += 1
                 log.exception("a turn of the link watch failed; going on")
+                due_ns = time.monotonic_ns() + interval_ns
 
-    def _turn(self, ready: set[int], watch: LinkWatch, poll: select.epoll, due_ns: int, interval_ns: int) -> int:
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-        news = watch.fileno() in ready and self._take_links(watch.read(), poll)
-        heard = self._take_beats(ready)
+    def _turn(self, ready: set[int], due_ns: int, interval_ns: int) -> int:
+        """One look at what is ready; when the next heartbeats are due."""
+        news = self._watch.fileno() in ready and self._take_links(self._watch.read())
+        told = self._take_beats(ready)
         now_ns = time.monotonic_ns()
         due = now_ns >= due_ns
-        moved = self._decide(now_ns, set(self.paths) if due or news else heard)
+        moved = self._decide(now_ns, set(self.paths) if due or news else told)
+        if self._asking:
+            self._ask_again(now_ns)
         if due or news or moved:
             self._send(now_ns)
+        # after that: peers should know as soon as we do
+        self._mind_standbys()
         if not due:
             return due_ns
         # one that was held up does not make up for it
@@ -195,15 +182,29 @@ class Escape:
             self._carriers = self._carriers | bit if state.usable else self._carriers & ~bit
         return lost, won
 
-    def _take_links(self, states: Iterable[LinkState], poll: select.epoll) -> bool:
+    def _take_links(self, states: Iterable[LinkState]) -> bool:
         lost, won = self._follow(states)
         for rail, sock in enumerate(self._sockets):
             if self._carriers >> rail & 1:
                 if won >> rail & 1:
                     self._mover.lay(rail)
                     self._relay(rail)
-                sock.open(poll)
+                    now_ns = time.monotonic_ns()
+                    self._asking[rail] = [now_ns + int(after_ms * NS_PER_MS) for after_ms in ASK_AGAIN_MS]
+                sock.open(self._poll)
         return bool(lost | won)
+
+    def _ask_again(self, now_ns: int) -> None:
+        """A port that has just come up may swallow what is sent first, and the kernel asks for addresses once a second only."""
+        for rail, times in list(self._asking.items()):
+            if now_ns < times[0]:
+                continue
+            for place, states in self._judged.items():
+                if states[rail].condition is Condition.DEAD:
+                    self._mover.ask_again(self._peers[place], rail)
+            self._asking[rail] = times[1:]
+            if not times[1:]:
+                del self._asking[rail]
 
     def _relay(self, rail: int) -> None:
         """The kernel dropped the escape routes over a rail that was switched off; whoever is on it needs them again."""
@@ -214,7 +215,7 @@ class Escape:
     # -- heartbeats
 
     def _take_beats(self, ready: set[int]) -> set[int]:
-        """Places of the peers that were heard."""
+        """Places of the peers that told of a change."""
         heard: set[int] = set()
         for rail, sock in enumerate(self._sockets):
             if sock.number in ready:
@@ -234,8 +235,8 @@ class Escape:
             self.counters["foreign_beats"] += 1
             return
         self._echo[beat.sender, rail] = (beat.sent_ns, now_ns)
-        paths.hear(beat, now_ns)
-        heard.add(beat.sender)
+        if paths.hear(beat, now_ns):
+            heard.add(beat.sender)
 
     def _send(self, now_ns: int) -> None:
         self._number += 1
@@ -265,7 +266,6 @@ class Escape:
             move = paths.wish(states)
             if move is not None:
                 moves.append(move)
-        self._mind_standbys(self._judged)
         done = [move for move in moves if self._carry_out(move)]
         self._tell_moves(done, now_ns)
         return bool(done)
@@ -276,20 +276,24 @@ class Escape:
             self.counters["failed_moves"] += 1
             return False
         self.paths[place].current = move.target
+        if move.cause:
+            self._to_cut.append((place, move.source))
         return True
 
-    def _mind_standbys(self, judged: dict[int, list[State]]) -> None:
-        """A rail that is bad towards most peers is taken out of every connection at once; towards few, routes do."""
+    def _mind_standbys(self) -> None:
+        """Connections leave the rails that were moved off; a rail that was bad towards most peers is announced again when it is well."""
         if self._standbys is None:
             return
+        for place, rail in self._to_cut:
+            self.counters["cut"] += self._standbys.cut(self._peers[place], rail)
+        self._to_cut.clear()
         for rail in range(len(self.rails.names)):
-            bad = sum(states[rail].condition >= Condition.DEGRADED for states in judged.values())
-            well = sum(states[rail].condition == Condition.GOOD for states in judged.values())
-            bit, others = 1 << rail, self._carriers & ~self._unfit & ~(1 << rail)
-            if not self._unfit & bit and 2 * bad > len(judged) and others:
+            bad = sum(states[rail].condition >= Condition.DEGRADED for states in self._judged.values())
+            well = sum(states[rail].condition == Condition.GOOD for states in self._judged.values())
+            bit = 1 << rail
+            if not self._unfit & bit and 2 * bad > len(self._judged):
                 self._unfit |= bit
-                self._standbys.take_out(rail)
-            elif self._unfit & bit and 2 * well > len(judged):
+            elif self._unfit & bit and 2 * well > len(self._judged):
                 self._unfit &= ~bit
                 self._standbys.put_in(rail, self._indexes[rail])
 
@@ -338,18 +342,16 @@ class Escape:
         UsageError
             There is no such rail or peer.
         """
-        with self._lock:
-            bit = 1 << self.rails.rail(rail)
-            known = {paths.name: paths for paths in self.paths.values()}
-            if unknown := sorted(set(peers) - set(known)):
-                raise UsageError(f"there is no peer {unknown[0]!r}; the peers are {', '.join(sorted(known))}")
-            chosen = [known[name] for name in peers] or list(known.values())
-            moves = self._foresee(chosen, bit, undo)
-            if not dry_run:
-                for paths in chosen:
-                    paths.avoided = paths.avoided & ~bit if undo else paths.avoided | bit
-                os.eventfd_write(self._wake, 1)
-            return moves
+        bit = 1 << self.rails.rail(rail)
+        known = {paths.name: paths for paths in self.paths.values()}
+        if unknown := sorted(set(peers) - set(known)):
+            raise UsageError(f"there is no peer {unknown[0]!r}; the peers are {', '.join(sorted(known))}")
+        chosen = [known[name] for name in peers] or list(known.values())
+        moves = self._foresee(chosen, bit, undo)
+        if not dry_run:
+            for paths in chosen:
+                paths.avoided = paths.avoided & ~bit if undo else paths.avoided | bit
+        return moves
 
     def _foresee(self, chosen: list[PeerPaths], bit: int, undo: bool) -> list[Move]:
         now_ns, moves = time.monotonic_ns(), []
@@ -380,29 +382,16 @@ class Escape:
 
     def rail_in_use(self) -> str:
         """The rail that most peers are reached by."""
-        with self._lock:
-            used = Counter(paths.current for paths in self.paths.values())
-            return self.rails.names[used.most_common(1)[0][0] if used else 0]
+        used = Counter(paths.current for paths in self.paths.values())
+        return self.rails.names[used.most_common(1)[0][0] if used else 0]
 
     def status(self) -> dict[str, Any]:
         """For the status page."""
-        with self._lock:
-            now_ns = time.monotonic_ns()
-            names = self.rails.names
-            peers = {
-                paths.name: {
-                    "rail": names[paths.current],
-                    "states": {name: str(state) for name, state in zip(names, paths.judge(self._carriers, now_ns), strict=True)},
-                }
-                for paths in self.paths.values()
-            }  # fmt: skip
-            carriers = {name: bool(self._carriers >> place & 1) for place, name in enumerate(names)}
-            return {"carriers": carriers, "peers": peers, "avoided": self.avoided, "counters": dict(self.counters)}
+        carriers = {name: bool(self._carriers >> place & 1) for place, name in enumerate(self.rails.names)}
+        peers = {paths.name: self._status_of(paths) for paths in self.paths.values()}
+        return {"carriers": carriers, "peers": peers, "avoided": self.avoided, "counters": dict(self.counters)}
 
-
-def _be_prompt() -> None:
-    """A busy node must not look like a node with a dead link: this thread works some hundred times a second, microseconds each."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME_PRIORITY))
-    except OSError as error:
-        log.info("no real-time priority for the link watch: %s", error.strerror)
+    def _status_of(self, paths: PeerPaths) -> dict[str, Any]:
+        states = paths.judge(self._carriers, time.monotonic_ns())
+        named = {name: str(state) for name, state in zip(self.rails.names, states, strict=True)}
+        return {"rail": self.rails.names[paths.current], "states": named}

@@ -74,6 +74,11 @@ class Mover:
                     self._unset(self._escape(peer, other))
         return done
 
+    def ask_again(self, peer: Peer, rail: int) -> None:
+        """Who the peer is on a rail that has just come up and brings nothing yet."""
+        if self._indexes[rail]:
+            self._table.forget_neighbour(peer.on[rail], self._indexes[rail])
+
     def clear(self) -> None:
         """Take all of ours away."""
         for route in self._table.all():

@@ -1,23 +1,25 @@
-"""Multipath TCP: every connection of the job has a standby on each further rail; a rail that died is taken out of all of them at once.
+"""Multipath TCP: every connection of the job has a standby on each further rail, and goes on with it at once when a rail dies.
 
 Sockets become MPTCP by a preloaded library (the program is not changed). The standby is announced with a port of its own, on which the
 kernel itself listens: libraries bind their listeners to one address only. What is set here is an endpoint of the kernel's path manager;
-endpoints of others are never touched.
+those of other addresses than the rails' are never touched.
 """
 
 from __future__ import annotations
 
 import errno
-import glob
 import logging
 import os
 import shutil
 import socket
 import struct
 import subprocess
+import threading
 
 from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.netlink import NLM_F_DUMP, Channel, NetlinkError, attribute, attributes, nested
+from trainwarden_hook.rails import Peer
+from trainwarden_hook.subflows import Subflows, to_cut
 
 log = logging.getLogger("trainwarden.links")
 NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY = 16, 16, 3
@@ -30,10 +32,10 @@ SIGNAL, SUBFLOW, BACKUP = 1, 2, 4
 MAX_SUBFLOWS = 8
 PORTS = 16
 """The listener of an endpoint just removed may still hold its port: the next one takes the next."""
-PACKAGED = tuple(f"/usr/{lib}/mptcpize/libmptcpwrap.so*" for lib in ("lib", "lib64", "lib/*", "libexec"))
 PRELOAD_SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #ifndef IPPROTO_MPTCP
@@ -49,6 +51,18 @@ int socket(int family, int kind, int protocol) {
     if (made >= 0) return made;
   }
   return plain(family, kind, protocol);
+}
+/* gloo sets SO_REUSEADDR on connections as well: without effect on TCP, an error on MPTCP */
+int setsockopt(int file, int level, int name, const void *value, socklen_t size) {
+  static int (*plain)(int, int, int, const void *, socklen_t);
+  if (!plain) plain = (int (*)(int, int, int, const void *, socklen_t))dlsym(RTLD_NEXT, "setsockopt");
+  int done = plain(file, level, name, value, size);
+  if (done == 0 || errno != EINVAL || level != SOL_SOCKET || (name != SO_REUSEADDR && name != SO_REUSEPORT)) return done;
+  int protocol = 0;
+  socklen_t length = sizeof protocol;
+  if (getsockopt(file, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_MPTCP) return 0;
+  errno = EINVAL;
+  return done;
 }
 """
 
@@ -84,7 +98,7 @@ class PathManager:
         self._ask(CMD_ADD, nested(ATTR_ADDR, *parts))
 
     def remove(self, number: int, address: str) -> None:
-        """The endpoint of that number, and every part of a connection that uses it; number 0 with an address means the first parts."""
+        """The endpoint of that number, and every part of a connection that uses it."""
         self._ask(CMD_DEL, nested(ATTR_ADDR, _family(), attribute(ADDR_ID, bytes([number])), _address(address)))
 
     def all(self) -> list[tuple[int, str, int, int]]:
@@ -121,39 +135,54 @@ class Standbys:
 
     Parameters
     ----------
-    address
-        What training binds.
-    on
-        Own address per rail.
+    own
+        The own node: what training binds, and its address per rail.
     port
         First of the ports that the kernel listens on.
     """
 
-    def __init__(self, manager: PathManager, address: str, on: tuple[str, ...], port: int) -> None:
-        self._manager = manager
-        self._address = address
-        self._on = on
+    def __init__(self, own: Peer, port: int) -> None:
+        self._manager = PathManager()
+        self._subflows = Subflows()
+        self._own = own
         self._ports = range(port, port + PORTS)
         self._turn = 0
+        self._busy = threading.Lock()
 
     def begin(self, indexes: list[int]) -> None:
         """Remove what an earlier warden left and set the standbys anew."""
         self._manager.set_limits()
-        for rail in range(len(self._on)):
+        for rail, interface in enumerate(indexes):
             self._withdraw(rail)
-        for rail in range(1, len(self._on)):
-            self.put_in(rail, indexes[rail])
+            if rail:
+                self._announce(rail, interface)
 
-    def take_out(self, rail: int) -> None:
-        """No connection uses the rail any more; what was under way on it is sent again on another at once."""
+    def cut(self, peer: Peer, rail: int) -> int:
+        """Number of parts to the peer on a rail that were ended. The connections go on with their standby; those without keep theirs."""
+        ours, theirs = self._own.on[rail], peer.on[rail]
+        pairs = {(ours, theirs), (ours, peer.address), (self._own.address, theirs)}
         if rail == 0:
-            self._remove(0, self._address)
-        self._withdraw(rail)
+            pairs.add((self._own.address, peer.address))
+        ended = 0
+        try:
+            for part in to_cut(self._subflows.all(), pairs):
+                ended += self._subflows.end(part)
+        except NetlinkError as error:
+            log.warning("connections to %s stay on rail %d until TCP gives it up: %s", peer.name, rail, error.strerror)
+        return ended
 
     def put_in(self, rail: int, interface: int) -> None:
-        """Connections use the rail again: those we opened by our own doing, those opened to us because it is announced."""
-        backup = BACKUP if rail else 0
-        address = self._on[rail]
+        """Connections use the rail again. In the background: the kernel waits some 20 ms over each endpoint removed."""
+        threading.Thread(target=self._put_in, args=(rail, interface), name="trainwarden-standby", daemon=True).start()
+
+    def _put_in(self, rail: int, interface: int) -> None:
+        with self._busy:
+            self._withdraw(rail)
+            self._announce(rail, interface)
+
+    def _announce(self, rail: int, interface: int) -> None:
+        """Those that we opened get a part by our own doing, those opened to us because it is announced."""
+        address, backup = self._own.on[rail], BACKUP if rail else 0
         if not interface:
             return
         if rail == 0:
@@ -166,17 +195,21 @@ class Standbys:
 
     def clear(self) -> None:
         """Take all of ours away."""
-        for rail in range(len(self._on)):
-            self._withdraw(rail)
+        with self._busy:
+            for rail in range(len(self._own.on)):
+                self._withdraw(rail)
+
+    def close(self) -> None:
+        """Give the sockets back; endpoints stay."""
+        self._manager.close()
+        self._subflows.close()
 
     def _withdraw(self, rail: int) -> None:
-        address = self._on[rail]
-        here = [(number, port, flags) for number, found, port, flags in self._manager.all() if found == address]
-        ours = [number for number, port, flags in here if port in self._ports and flags & SIGNAL]
-        # the part without a port is ours if it stands beside one of ours, or alone for the first rail
-        ours += [number for number, port, flags in here if not port and flags & SUBFLOW and rail == 0]
-        for number in ours:
-            self._remove(number, address)
+        """Endpoints of a rail's address that we may have set; those that the kernel made by itself (implicit) stay."""
+        address = self._own.on[rail]
+        for number, found, port, flags in self._manager.all():
+            if found == address and (port in self._ports or (not port and flags & SUBFLOW and rail == 0)):
+                self._remove(number, address)
 
     def _add(self, address: str, interface: int, flags: int, port: int) -> bool:
         try:
@@ -209,23 +242,20 @@ def is_enabled(path: str = "/proc/sys/net/mptcp/enabled") -> bool:
 
 
 def preload_library(folder: str) -> str:
-    """A library that makes TCP sockets MPTCP ones: the distribution's (mptcpize), else one compiled into ``folder``.
+    """A library that makes TCP sockets MPTCP ones, compiled into ``folder`` (mptcpize's does not do for gloo, see in the source).
 
     Raises
     ------
     UsageError
-        Neither is possible.
+        There is no C compiler.
     """
-    if found := sorted(path for pattern in PACKAGED for path in glob.glob(pattern)):
-        return found[0]
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise UsageError(
-            "links: mptcp = true needs the package mptcpize or a C compiler; install one or set mptcp = false"
-        )
-    library = os.path.join(folder, "trainwarden-mptcp.so")
-    command = [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-o", library, "-", "-ldl"]
+        raise UsageError("links: mptcp = true needs a C compiler on the node; install gcc or set mptcp = false")
+    library = os.path.join(os.path.abspath(folder), "trainwarden-mptcp.so")
+    command = [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-o", f"{library}.new", "-", "-ldl"]
     done = subprocess.run(command, input=PRELOAD_SOURCE.encode(), capture_output=True, check=False)
     if done.returncode:
         raise UsageError(f"links: the MPTCP library does not compile: {done.stderr.decode(errors='replace')[:200]}")
+    os.rename(f"{library}.new", library)
     return library

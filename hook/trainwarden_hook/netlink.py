@@ -91,7 +91,8 @@ class Channel:
             The kernel refused, or did not answer.
         """
         self._number += 1
-        flags |= NLM_F_REQUEST if flags & NLM_F_DUMP else NLM_F_REQUEST | NLM_F_ACK
+        dump = flags & NLM_F_DUMP == NLM_F_DUMP  # each of its bits alone means something else
+        flags |= NLM_F_REQUEST if dump else NLM_F_REQUEST | NLM_F_ACK
         self._socket.send(HEADER.pack(HEADER.size + len(payload), kind, flags, self._number, 0) + payload)
         found: list[tuple[int, bytes]] = []
         while not self._collect(found):

@@ -19,6 +19,7 @@ NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 LOOK_EVERY_BEATS = 8
 ROUND_TRIPS, ENOUGH_ROUND_TRIPS = 32, 16
 MUCH_FASTER = 3.0
+MASKS = slice(Beat._fields.index("carriers"), None)
 
 
 class Condition(IntEnum):
@@ -100,6 +101,7 @@ class Inbound:
         window = self.tuning.loss_window_beats
         if self.newest < 0 or behind >= self.tuning.silent_beats:
             self.newest, self.since, self.bits = max(number, self.newest), number, 1
+            self.lossy = self.slow = False
             self.round_trips_ms.clear()
         elif number > self.newest:
             self.bits = ((self.bits << (number - self.newest)) | 1) & ((1 << window) - 1)
@@ -161,8 +163,8 @@ class PeerPaths:
 
     # -- what is heard
 
-    def hear(self, beat: Beat, now_ns: int) -> None:
-        """Take in a heartbeat."""
+    def hear(self, beat: Beat, now_ns: int) -> bool:
+        """Take in a heartbeat; whether it tells of a change on the far side, which cannot wait for the next regular look."""
         if beat.boot != self._boot:
             self._forget(beat.boot)
         rail = self._inbound[beat.rail]
@@ -177,10 +179,12 @@ class PeerPaths:
             trip_ns = now_ns - beat.echo_ns - beat.echo_age_us * 1000
             rail.round_trips_ms.append(max(trip_ns, 0) / NS_PER_MS)
         self.heard_at_ns = now_ns
-        if beat.number >= self._latest:
-            self._latest, self._told = beat.number, beat
-            if self._latest - self._looked >= LOOK_EVERY_BEATS:
-                self._look()
+        if beat.number < self._latest:
+            return False
+        before, self._told, self._latest = self._told, beat, beat.number
+        if self._latest - self._looked >= LOOK_EVERY_BEATS:
+            self._look()
+        return before is None or before[MASKS] != beat[MASKS]
 
     def _look(self) -> None:
         self._looked = self._latest

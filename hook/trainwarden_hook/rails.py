@@ -33,9 +33,9 @@ NODE_KEYS = frozenset({"address", "interfaces"})
 class Tuning:
     """When a rail is bad, and how long it must be well before it is used again."""
 
-    heartbeat_ms: float = 10.0
+    heartbeat_ms: float = 20.0
     """Between two heartbeats to each peer on each rail."""
-    silent_beats: int = 4
+    silent_beats: int = 3
     """So many came on another rail and none on this: it is dead."""
     loss_ratio: float = 0.02
     """Share of heartbeats lost within the window from which a rail is degraded; it is well again below half of it."""

@@ -22,7 +22,9 @@ OWNER = 116
 """Number in the protocol field of our routes (``ip route show proto 116``); no routing daemon uses it."""
 BASE_METRIC, ESCAPE_METRIC = 110, 50
 ROUTE = struct.Struct("=BBBBBBBBI")
-RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
+NEIGHBOUR = struct.Struct("=BxxxiHBB")
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE, RTM_DELNEIGH = 24, 25, 26, 29
+NDA_DST = 1
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_METRICS, RTA_TABLE = 1, 4, 5, 6, 7, 8, 15
 RTAX_RTO_MIN = 13
 RT_TABLE_MAIN, RTN_UNICAST, HOST_BITS = 254, 1, 32
@@ -94,6 +96,15 @@ class RouteTable:
                 raise
             return False
         return True
+
+    def forget_neighbour(self, address: str, interface: int) -> None:
+        """Let the kernel ask anew who has ``address``: a question that got lost while a port came up is repeated after a second only."""
+        payload = NEIGHBOUR.pack(socket.AF_INET, interface, 0, 0, 0) + attribute(NDA_DST, socket.inet_aton(address))
+        try:
+            self._channel.ask(RTM_DELNEIGH, 0, payload)
+        except NetlinkError as error:
+            if error.errno not in GONE:
+                raise
 
     def all(self) -> list[Route]:
         """Routes to single addresses, whoever set them."""

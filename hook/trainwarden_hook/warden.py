@@ -402,8 +402,6 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
         warden.listen(run_dir)
     except OSError as error:
         raise UsageError(f"cannot serve in the run directory {run_dir}: {error.strerror or error}") from error
-    if warden.links is not None:
-        warden.links.start()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
