@@ -10,6 +10,7 @@ from collectors.base import Context, Family, Rates, Sample, Source, family, high
 from collectors.files import line_value, to_number
 from collectors.ranks import RankState
 from trainwarden.clock import NS_PER_S
+from trainwarden.records import Gap
 from trainwarden.settings import option
 
 STATES = {"R": 1.0, "S": 2.0, "D": 3.0, "T": 4.0, "t": 4.0, "Z": 5.0}
@@ -56,6 +57,7 @@ class ProcessSource(Source):
         self._ticks_per_s = float(os.sysconf("SC_CLK_TCK"))
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._pids: set[int] = set()
+        self._unreadable = 0
         self._seldom: dict[int, tuple[int, dict[str, float]]] = {}
 
     def sample(self, now_ns: int) -> Sample:
@@ -63,6 +65,7 @@ class ProcessSource(Source):
         rows: dict[str, dict[str, float]] = {}
         states = self.context.ranks.all()
         self._groups.begin()
+        self._unreadable = 0
         for state in states:
             row = self._row(state)
             if row is not None:
@@ -70,7 +73,7 @@ class ProcessSource(Source):
                 device = state.device if state.device not in rows else f"{state.job}/{state.device}"
                 rows[device] = {**row, **self._progress(state)}
         self._forget_others({state.pid for state in states})
-        return Sample(PROCESS.block(rows))
+        return Sample(PROCESS.block(rows), (Gap(self.name, "unreadable"),) if self._unreadable else ())
 
     def _row(self, state: RankState) -> dict[str, float] | None:
         """Numbers of one process; None when its end is no news."""
@@ -78,8 +81,12 @@ class ProcessSource(Source):
             return {}
         try:
             stat = self.context.files.read(f"/proc/{state.pid}/stat").decode("utf-8", "replace")
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return self._gone(state)
+        except OSError:
+            # it is there and does not let itself be read: that is no death
+            self._unreadable += 1
+            return {}
         fields = stat_fields(stat)
         if len(fields) < 22 or fields[0] == "X":
             return self._gone(state)
