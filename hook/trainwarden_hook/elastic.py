@@ -44,6 +44,7 @@ __all__ = [
 POLL_S = 0.25
 CONNECT_TIMEOUT_S = 5.0
 STORE_TIMEOUT_S = 60.0
+EXCHANGE_TIMEOUT_S = 15.0
 WAITING_CHECK_S = 1.0
 ROUND_POLL_S = 0.01
 
@@ -266,6 +267,9 @@ class FreeRendezvous(_Rendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet whoever comes; agree on a generation above every one that any member knows."""
         met = self._inner.next_rendezvous()
+        # All who met are here now. One that has left meanwhile must not hold the others for the store's own minute: they
+        # would come back one by one, each into the round that the next one has just given up.
+        met.store.set_timeout(timedelta(seconds=EXCHANGE_TIMEOUT_S))
         met.store.set(f"known/{met.rank}", json.dumps([self.generation, self._node]))
         known = [json.loads(met.store.get(f"known/{rank}")) for rank in range(met.world_size)]
         self.generation = max(generation for generation, _ in known) + 1

@@ -33,6 +33,10 @@ class Mailbox:
         self._why_not = why_not
         self._peer: Peer | None = None
 
+    def saves_elsewhere(self, why_not: str = "") -> None:
+        """Somebody else than `Job` carries saves by command out, or refuses them with a sentence."""
+        self._why_not = lambda: why_not
+
     def open(self, path: str, rank: int, generation: int) -> bool:
         """Connect to the launcher; ``False`` if there is none."""
         try:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from trainwarden_hook import autoload
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 MAX_MESSAGE_BYTES = 1 << 20
@@ -250,6 +252,7 @@ def run_script(request: Request) -> None:
     if request.fresh:
         os.execv(sys.executable, [sys.executable, "-u", *argv])
     _reseed()
+    autoload.install()
     if argv[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv = argv[1:]
