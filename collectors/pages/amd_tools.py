@@ -80,6 +80,8 @@ class Chip:
         PCI address in lower case; empty when the tool does not say.
     partition
         0 for a whole chip and for the first part.
+    part_only
+        The row speaks of this part alone, also where it is the first.
     counts
         Running counts, from which rates are still to be made.
     """
@@ -87,6 +89,7 @@ class Chip:
     number: int
     address: str = ""
     partition: int = 0
+    part_only: bool = False
     row: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
 
@@ -103,7 +106,7 @@ def parse_tool(output: bytes) -> list[Chip]:
     if isinstance(document, dict) and any(key.startswith("card") for key in document):
         chips = list(_rocm(document))
     else:
-        chips = [_smi(entry) for entry in _entries(document)]
+        chips = [chip for entry in _entries(document) for chip in (_smi(entry), *_parts(entry))]
     if not chips:
         raise PageError("no_chips", "the tool's answer names no chip")
     return chips
@@ -117,6 +120,27 @@ def parse_list(output: bytes) -> dict[int, tuple[str, int]]:
         address = str(entry.get("bdf", "")).lower()
         found[_number(entry)] = (address, partition if isinstance(partition, int) else 0)
     return found
+
+
+def chip_address(address: str) -> str:
+    """An address without its function: partitions of a chip are functions of one device."""
+    return address.rpartition(".")[0] or address
+
+
+def told_apart(chips: list[Chip]) -> None:
+    """Number the parts of a chip in the tool's order where the tool gives several the same address and no number.
+
+    Without it the last part would be taken for the chip, and where they differ in their function each would be a chip with the power of
+    all of them.
+    """
+    groups: dict[str, list[Chip]] = {}
+    for chip in chips:
+        if chip.address and not chip.part_only:
+            groups.setdefault(chip_address(chip.address), []).append(chip)
+    for group in groups.values():
+        if len({chip.partition for chip in group}) < len(group):
+            for number, chip in enumerate(sorted(group, key=lambda chip: (chip.address, chip.number))):
+                chip.partition = number
 
 
 def parse_json(output: bytes) -> Any:
@@ -213,6 +237,21 @@ def _smi(entry: Mapping[str, Any]) -> Chip:
     if speed in GENERATIONS:
         chip.row["pcie_link_gen"] = GENERATIONS[speed]
     return chip
+
+
+def _parts(entry: Mapping[str, Any]) -> Iterator[Chip]:
+    """How busy each part is, which is told of the whole chip: ``gfx_busy_inst`` has a list for each of more parts than one."""
+    busy = _at(entry, "usage.gfx_busy_inst")
+    if not isinstance(busy, Mapping) or len(busy) < 2:
+        return
+    for key, values in busy.items():
+        number = str(key).removeprefix("xcp_")
+        known = [number_of(value) for value in values] if isinstance(values, list) else []
+        present = [value for value in known if not math.isnan(value)]
+        if number.isascii() and number.isdecimal() and len(number) <= 4 and present:
+            part = Chip(_number(entry), partition=int(number), part_only=True)
+            part.row["gpu_util_ratio"] = sum(present) / len(present)
+            yield part
 
 
 def _at(entry: Mapping[str, Any], path: str) -> object:

@@ -10,7 +10,7 @@ from collectors.accelerators import GPU, GPU_INSTANCE, INSTANCE_SIGNALS
 from collectors.base import Context, Family, Sample, Source
 from collectors.pages import amd_page
 from collectors.pages.amd_sysfs import Sysfs
-from collectors.pages.amd_tools import PHYSICAL, Chip, parse_list, parse_tool
+from collectors.pages.amd_tools import PHYSICAL, Chip, chip_address, parse_list, parse_tool, told_apart
 from collectors.pages.command import Command, found_tool
 from collectors.pages.presence import AMD, Presence
 from collectors.pages.reader import FILE, Feed, PageFeed, PageSettings, Reading, path_reader
@@ -167,8 +167,13 @@ class AmdTool:
         if self._listed.keys() != {chip.number for chip in chips}:
             self._listed = {}  # chips were parted or put together again: what was listed is of other ones
         for chip in chips:
-            chip.address, chip.partition = self._listed.get(chip.number, (chip.address, chip.partition))
-        rows = {key_of(chip): self._row(chip, at_ns) for chip in chips}
+            address, partition = self._listed.get(chip.number, (chip.address, chip.partition))
+            chip.address, chip.partition = address, chip.partition if chip.part_only else partition
+        told_apart(chips)
+        rows: Rows = {}
+        for chip in chips:
+            key = key_of(chip)
+            rows[key] = {**self._row(chip, at_ns), **rows.get(key, {})}
         self._growth.keep(rows)
         return rows, at_ns
 
@@ -191,8 +196,9 @@ class AmdTool:
 
 
 def key_of(chip: Chip) -> str:
-    """``<address or number>#<partition>``."""
-    return f"{chip.address or chip.number}#{chip.partition}"
+    """``<address or number>#<partition>``; the first part alone, not the chip, is ``#part0``."""
+    alone = chip.part_only and chip.partition == 0
+    return f"{chip.address or chip.number}#{'part0' if alone else chip.partition}"
 
 
 def without_driver(present: Iterable[str], own: Iterable[str]) -> list[str]:
@@ -212,7 +218,7 @@ def named(rows: Rows, addresses: list[str]) -> tuple[Rows, Rows]:
     """Rows of whole chips and of parts, by device.
 
     Chips are numbered in the order of their PCI addresses, as AMD's tools do; a key that is a number stays that number. Sensors belong
-    to the first part: the others report 0 or what the first does.
+    to the first part: the others report 0 or what the first does. So does memory where a part claims that of the whole chip.
     """
     numbers = {chip_address(address): i for i, address in enumerate(addresses)}
     known = {chip_address(key.partition("#")[0]) for key in rows if ":" in key}
@@ -226,17 +232,17 @@ def named(rows: Rows, addresses: list[str]) -> tuple[Rows, Rows]:
         full = with_share(row)
         if partition == "0":
             whole[f"gpu{number}"] = {**full, **whole.get(f"gpu{number}", {})}
-        elif ":" in place:
-            parts[f"gpu{number}/part{partition}"] = {k: v for k, v in full.items() if k in INSTANCE_SIGNALS}
+        elif ":" in place or partition.startswith("part"):
+            device = f"gpu{number}/part{partition.removeprefix('part')}"
+            parts[device] = {**{k: v for k, v in full.items() if k in INSTANCE_SIGNALS}, **parts.get(device, {})}
         else:
             # the page does not say whose part this is: it stays a chip of its own, as the tool counts, without sensors
             whole.setdefault(f"gpu{number}", {}).update({k: v for k, v in full.items() if k not in PHYSICAL})
-    return dict(sorted(whole.items(), key=lambda item: int(item[0][3:]))), parts
-
-
-def chip_address(address: str) -> str:
-    """An address without its function: partitions of a chip are functions of one device."""
-    return address.rpartition(".")[0] or address
+    for device, row in parts.items():
+        all_of_it = whole.get(device.partition("/")[0], {}).get("fb_total_bytes")
+        if row.get("fb_total_bytes") == all_of_it and all_of_it is not None:
+            parts[device] = {k: v for k, v in row.items() if not k.startswith("fb_")}
+    return dict(sorted(whole.items(), key=lambda item: int(item[0][3:]))), dict(sorted(parts.items()))
 
 
 def with_share(row: dict[str, float]) -> dict[str, float]:

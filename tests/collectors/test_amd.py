@@ -302,3 +302,83 @@ def test_sources_are_put_together_and_each_trouble_is_told(tmp_path: Path) -> No
 def test_all_columns_exist() -> None:
     used = {*ROCM_KEYS, *ROCM_COUNTS, *SMI_PATHS, *SMI_COUNTS, *(rule.column for rule in amd_page.rules())}
     assert used <= set(NAMES)
+
+
+# --- partitions: DPX, CPX ------------------------------------------------------------------------------------------------------------
+
+
+def rocm_part(number: int, bus: str) -> dict[str, str]:
+    """As rocm-smi says it of an MI300X in CPX: each part has the socket's power, heat and memory, and its own load."""
+    return {
+        "GPU use (%)": str(number * 10), "Current Socket Graphics Package Power (W)": "136.0", "PCI Bus": bus,
+        "Temperature (Sensor junction) (C)": "46.0", "Max Graphics Package Power (W)": "750.0", "PCIe Replay Count": "0",
+        "VRAM Total Memory (B)": "206141652992", "VRAM Total Used Memory (B)": "1000000",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ["0", "number"])
+def test_parts_of_a_chip_are_parts_and_the_sockets_power_is_counted_once(tmp_path: Path, function: str) -> None:
+    board = bench(tmp_path)
+    cards = {}
+    for chip, bus in enumerate(("0C", "22")):
+        for part in range(8):
+            place = f"0000:{bus}:00.{part if function == 'number' else 0}"
+            cards[f"card{8 * chip + part}"] = rocm_part(part, place)
+    board.write("/smi.json", json.dumps(cards))
+    source = board.build(AmdSource, smi="file:/smi.json")
+    sample = source.sample(0)
+    assert devices(sample, "gpu") == ("gpu0", "gpu1")
+    assert devices(sample, "gpu_instance") == tuple(f"gpu{chip}/part{part}" for chip in (0, 1) for part in range(1, 8))
+    assert sum(values(source, sample, "gpu", gpu)["power_w"] for gpu in ("gpu0", "gpu1")) == 272
+    # the memory that each part claims is that of the whole chip
+    assert values(source, sample, "gpu_instance", "gpu1/part7") == {"gpu_util_ratio": pytest.approx(0.7)}
+    assert values(source, sample, "gpu", "gpu1")["fb_total_bytes"] == 206141652992
+
+
+def test_memory_that_is_a_parts_own_stays_with_it(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    add_card(board, 0, "0000:0c:00.0")  # the driver's files know the whole: 192 GiB
+    parts = [{**rocm_part(part, "0000:0C:00.0"), "VRAM Total Memory (B)": "51539607552"} for part in range(4)]
+    board.write("/smi.json", json.dumps({f"card{i}": part for i, part in enumerate(parts)}))
+    source = board.build(AmdSource, smi="file:/smi.json")
+    sample = source.sample(0)
+    assert values(source, sample, "gpu", "gpu0")["fb_total_bytes"] == 206158430208
+    assert values(source, sample, "gpu_instance", "gpu0/part3")["fb_total_bytes"] == 51539607552
+
+
+def test_amd_smi_tells_of_the_whole_chip_how_busy_its_parts_are(tmp_path: Path) -> None:
+    def busy(*shares: int | str) -> list[object]:
+        return [share if isinstance(share, str) else {"value": share, "unit": "%"} for share in shares]
+
+    # the shape of ROCm 7.0.2 in DPX: the second part says N/A where the first tells of both
+    usage = {
+        "gfx_activity": {"value": 40, "unit": "%"},
+        "gfx_busy_inst": {"xcp_0": busy(60, 60, 60, 60, "N/A"), "xcp_1": busy(20, 20, 20, 20, "N/A")},
+    }
+    first = {**SMI, "gpu": 0, "usage": usage}
+    second = {**SMI, "gpu": 1, "usage": {"gfx_activity": "N/A", "gfx_busy_inst": "N/A"}}
+    board = bench(tmp_path)
+    board.write("/smi.json", json.dumps({"gpu_data": [first, second]}))
+    source = board.build(AmdSource, smi="file:/smi.json")
+    assert isinstance(source, AmdSource)
+    assert source._tool is not None
+    source._tool._listed = parse_list(
+        b'[{"gpu": 0, "bdf": "0000:0c:00.0", "partition_id": 0}, {"gpu": 1, "bdf": "0000:0c:00.1", "partition_id": 1}]'
+    )
+    sample = source.sample(0)
+    assert devices(sample, "gpu") == ("gpu0",)
+    assert values(source, sample, "gpu", "gpu0")["gpu_util_ratio"] == pytest.approx(0.4)
+    assert [values(source, sample, "gpu_instance", f"gpu0/part{part}")["gpu_util_ratio"] for part in (0, 1)] == [
+        pytest.approx(0.6),
+        pytest.approx(0.2),
+    ]
+    assert values(source, sample, "gpu", "gpu0")["power_w"] == 512
+    assert "fb_total_bytes" not in values(source, sample, "gpu_instance", "gpu0/part1")
+
+
+def test_devices_of_partitions_in_sys_are_no_chips(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    add_card(board, 0, "0000:0c:00.0")
+    board.write("/sys/class/drm/card1/device/uevent", "DRIVER=amdgpu_xcp_drv\nMODALIAS=platform:amdgpu_xcp\n")
+    sample = board.build(AmdSource).sample(0)
+    assert devices(sample, "gpu") == ("gpu0",)
