@@ -96,6 +96,8 @@ def follow(
         if not rows or step - 100 <= rows[-1].step <= step:
             continue
         pace = paces.setdefault(report.job, Pace())
+        if rows[-1].step < step and rows[-1].started_at_ns <= pace.newest_ns:
+            continue  # no job that went back: what a collector had kept while it could not send
         if rows[-1].step < step:
             pace.newest_step = -1
         pace.take([row for row in rows if row.step > pace.newest_step], limits)
