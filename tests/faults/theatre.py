@@ -201,7 +201,10 @@ class Theatre:
             further = self.observed.newest_attempt > hurt.attempt and self.observed.last_step > hurt.step
             return incident if told and further else None
 
-        incident = wait_for(f"the end of {hurt}", look)
+        try:
+            incident = wait_for(f"the end of {hurt}", look)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.situation(hurt)}") from error
         assert incident is not None
         wait_for(
             "the plan to end",
@@ -212,6 +215,17 @@ class Theatre:
         assert {entity.node or entity.name for entity in incident.culprits} == {hurt.node}
         self.assert_healed_once(hurt, incident)
         return incident
+
+    def situation(self, hurt: Hurt) -> str:
+        """What is known of a fault, for the message of a test that waited in vain."""
+        since = [i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns - 60 * 10**9]
+        told = [
+            (i.kind, [e.node or e.name for e in i.culprits], i.status.value, i.timeline.verdict_at_ns - hurt.at_ns)
+            for i in since
+        ]
+        words = [v.text for v in self.observed.verdicts if v.window_end_ns >= hurt.at_ns - 30 * 10**9 and not v.clears]
+        state = f"attempt {self.observed.newest_attempt}, step {self.observed.last_step}"
+        return f"{state}, incidents {told}, verdicts {words[:20]}"
 
     def assert_healed_once(self, hurt: Hurt, incident: Incident) -> None:
         since = [i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns]
