@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sql": ("trainwarden.commands.sql", "ask the store"),
     "status": ("trainwarden.commands.status", "job, nodes, incidents and actions now"),
     "simulate": ("trainwarden.commands.simulate", "a whole cluster with faults, to a recording or into Kafka"),
+    "train": ("trainwarden.commands.train", "train the relation model on the simulator's normal life"),
     "record": ("trainwarden.commands.record", "write the live topics to a recording"),
     "replay": ("trainwarden.commands.replay", "verdicts and incidents of a recording"),
     "evaluate": ("trainwarden.commands.evaluate", "score incidents of recordings against their labels"),

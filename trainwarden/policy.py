@@ -85,6 +85,8 @@ _KINDS = (
     FaultKind("checkpoint_stall", Family.FAIL_SLOW, "saves hold the job up longer than they used to", Reach.NOTIFY, (), (), "major", 35),
     FaultKind("subnet_slow", Family.FAIL_SLOW, "probes are slow below one leaf or along one rail: a shared part, no node", Reach.NOTIFY,
               (), (), "critical", 79),
+    FaultKind("shared_slow", Family.FAIL_SLOW, "nodes of one rack, power unit or cooling zone slow down together: a shared cause, no node",
+              Reach.NOTIFY, (), (), "major", 77),
     FaultKind("loss_spike", Family.CORRUPTION, "loss or gradient norm jumped on all replicas alike", Reach.NOTIFY, (), (), "major", 28),
     FaultKind("device_state", Family.WARNING, "a device reports a state that costs speed or foretells a failure", Reach.NOTIFY, (), (),
               "major", 32),

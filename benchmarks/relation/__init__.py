@@ -1,0 +1,1 @@
+"""Who names the culprit among thousands of nodes: `make bench-relation`."""

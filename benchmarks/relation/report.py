@@ -1,0 +1,141 @@
+"""Figures as tables, and pictures of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.relation.score import Marked, Sheet, figures
+
+COLUMNS = (
+    "node_f1",
+    "node_exact",
+    "subnet_exact",
+    "two_exact",
+    "nobody_isolated",
+    "per_1000_node_days",
+    "delay_p50_s",
+    "delay_p95_s",
+    "round_ms",
+)
+LEAST_PAIRS = 5
+
+
+def tables(sheets: dict[tuple[str, int], Sheet]) -> dict[str, Any]:
+    """Everything that goes into the JSON."""
+    overall, by_kind, by_slowdown = {}, {}, {}
+    for (method, size), sheet in sheets.items():
+        key = f"{method}|{size}"
+        overall[key] = figures(sheet.slots) | {
+            "false_isolations": sheet.false_isolations, "node_days": sheet.node_days,
+            "per_1000_node_days": 1000 * sheet.false_isolations / max(sheet.node_days, 1e-9),
+            "round_ms": 1000 * sheet.seconds / max(sheet.rounds, 1),
+        }  # fmt: skip
+        by_kind[key] = _split(sheet.slots, lambda m: "+".join(m.slot.kinds) if m.slot.group != "two" else "two at once")
+        by_slowdown[key] = _split([m for m in sheet.slots if m.slot.truth], lambda m: f"{m.slot.slowdown:g}")
+    return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": _against(sheets)}
+
+
+def _split(marks: list[Marked], key: Any) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name in sorted({key(m) for m in marks}):
+        mine = [m for m in marks if key(m) == name]
+        delays = [d for m in mine for d in m.delay_s]
+        found[name] = {
+            "slots": len(mine),
+            "exact": float(np.mean([m.exact for m in mine])),
+            "wrong_nodes": sum(m.wrong_nodes for m in mine),
+        }
+        found[name]["delay_p50_s"] = float(np.median(delays)) if delays else float("nan")
+    return found
+
+
+def _against(sheets: dict[tuple[str, int], Sheet]) -> dict[str, dict[str, float]]:
+    """Ours against each floor: difference in exact answers per run, and how likely it is by chance (Wilcoxon signed rank, one-sided)."""
+    from scipy.stats import wilcoxon
+
+    found: dict[str, dict[str, float]] = {}
+    for method in {name for name, _ in sheets if name != "ours"}:
+        for group in ("node", "subnet", "two"):
+            pairs = [(a, b) for size in {s for _, s in sheets} if ("ours", size) in sheets
+                     for a, b in _per_run(sheets["ours", size], sheets[method, size], group)]  # fmt: skip
+            away = [a - b for a, b in pairs]
+            if len(pairs) >= LEAST_PAIRS and any(away):
+                chance = float(wilcoxon(away, alternative="greater", zero_method="zsplit").pvalue)
+                found[f"{method}|{group}"] = {"runs": len(pairs), "difference": float(np.mean(away)), "p": chance}
+    return found
+
+
+def _per_run(mine: Sheet, theirs: Sheet, group: str) -> list[tuple[float, float]]:
+    seeds = sorted({m.seed for m in mine.slots})
+    found = []
+    for seed in seeds:
+        one, other = (
+            [m.exact for m in sheet.slots if m.seed == seed and m.slot.group == group] for sheet in (mine, theirs)
+        )
+        if one:
+            found.append((float(np.mean(one)), float(np.mean(other))))
+    return found
+
+
+def text(found: dict[str, Any]) -> str:
+    """Tables for a terminal."""
+    lines = [f"{'method':18} {'nodes':>5} " + " ".join(f"{name:>18}" for name in COLUMNS)]
+    for key, row in sorted(found["overall"].items(), key=lambda item: (int(item[0].split("|")[1]), item[0])):
+        method, size = key.split("|")
+        lines.append(f"{method:18} {size:>5} " + " ".join(f"{row[name]:18.3f}" for name in COLUMNS))
+    lines.append("")
+    for key, rows in found["by_kind"].items():
+        if key.startswith("ours|"):
+            lines += [
+                f"{key} {kind:20} " + " ".join(f"{name} {value:.3g}" for name, value in row.items())
+                for kind, row in rows.items()
+            ]
+    lines.append("")
+    for key, rows in found["by_slowdown"].items():
+        if key.startswith("ours|"):
+            lines += [
+                f"{key} {slow:>5}x " + " ".join(f"{name} {value:.3g}" for name, value in row.items())
+                for slow, row in rows.items()
+            ]
+    lines.append("")
+    lines += [
+        f"ours against {key:28} " + " ".join(f"{n} {v:.4g}" for n, v in row.items())
+        for key, row in sorted(found["against"].items())
+    ]
+    return "\n".join(lines)
+
+
+def pictures(found: dict[str, Any], path: Path) -> None:
+    """Localisation against slowdown and cost against nodes; left out where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print(f"{path}: not drawn, matplotlib is not installed")
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    for key, rows in found["by_slowdown"].items():
+        method, size = key.split("|")
+        if method in ("ours", "in_group_mad", "in_group_mad_past"):
+            steps = sorted(rows, key=float)
+            left.plot(
+                [float(s) for s in steps],
+                [rows[s]["exact"] for s in steps],
+                "o-" if method == "ours" else "x--",
+                label=f"{method}, {size}",
+            )
+    left.set(xlabel="slowdown asked for", ylabel="exact localisation", ylim=(0, 1.02), xscale="log")
+    left.legend(fontsize=7)
+    for method in sorted({key.split("|")[0] for key in found["overall"]}):
+        sizes = sorted(int(key.split("|")[1]) for key in found["overall"] if key.startswith(f"{method}|"))
+        right.plot(sizes, [found["overall"][f"{method}|{size}"]["round_ms"] for size in sizes], "o-", label=method)
+    right.set(xlabel="nodes", ylabel="ms a round", xscale="log", yscale="log")
+    right.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

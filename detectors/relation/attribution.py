@@ -1,0 +1,215 @@
+"""Who is to blame: the fewest causes that explain all evidence of a job.
+
+A cause covers elements of the evidence: a node its own channels, a port its own, a leaf switch the ports of its nodes on one rail, a rail
+that rail's ports everywhere, a rack, power unit or cooling zone the nodes in it. If it is at work, what it covers is shifted by a common
+amount; the gain in log-likelihood of the best shift, less a price for each kind of cause, is its net gain. Causes are taken greedily, each
+time with what is already explained left out; where nothing has a net gain, nobody is to blame: what remains is imbalance or chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.relation.features import CLOCK, CPU, DATA, ERRORS, INLET, LOCAL, MARKS, OWN, POWER, RTT, SPEED, TEMP
+from detectors.relation.graph import Graph, Relation
+from detectors.relation.judge import Evidence
+
+F32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+KINDS = ("node", "port", "leaf", "rail", "rack", "pdu", "zone")
+SLOW = (LOCAL, DATA, OWN)
+AROUND = (CLOCK, TEMP, INLET, POWER, CPU)
+"""What explains why a node is slow, and is no slowness by itself."""
+SHARED = (LOCAL, CLOCK, TEMP, INLET, POWER)
+SUSPECT = 1.5
+COMMON_SHIFT = 1.0
+"""What neighbours share without a common cause (weather, phases of a step, other jobs' traffic): a shared cause must shift them by more."""
+MOST_CAUSES = 4
+LEAST_MEMBERS = 3
+SHARE = 0.6
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A candidate.
+
+    Attributes
+    ----------
+    members
+        Nodes that it covers.
+    rail
+        The rail that it is about, -1 for none.
+    gain
+        Log-likelihood gained, less its price.
+    channels
+        What shows it, strongest first.
+    probability
+        Among the causes that explain the same evidence, nobody included.
+    others
+        (kind, name, probability) of those.
+    """
+
+    kind: str
+    name: str
+    members: tuple[int, ...]
+    rail: int
+    gain: float
+    channels: tuple[str, ...] = ()
+    probability: float = 0.0
+    others: tuple[tuple[str, str, float], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it the same cause in the next round."""
+        return self.kind, self.name
+
+
+def attribute(evidence: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> list[Cause]:
+    """The causes that explain a job's evidence, in the order in which they were taken."""
+    left = Evidence(evidence.node.copy(), evidence.port.copy())
+    found: list[Cause] = []
+    while len(found) < MOST_CAUSES:
+        ranked = sorted(candidates(left, graph, prices, rails), key=lambda cause: (-cause.gain, cause.key))
+        if not ranked or ranked[0].gain <= 0.0:
+            break
+        found.append(_weighed(ranked))
+        _explain(left, ranked[0], graph)
+    return found
+
+
+def candidates(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
+    """The best few causes of each kind, their prices paid."""
+    yield from _nodes(left, graph, prices)
+    if left.port.shape[2]:
+        yield from _ports(left, graph, prices, rails)
+        yield from _switches(left, graph, prices, rails)
+    for kind in ("rack", "pdu", "zone"):
+        if kind in graph.relations:
+            yield from _places(left, graph.relations[kind], prices)
+
+
+def node_gains(node: F32) -> F32:
+    """Gain of blaming each node alone: its slowness, and as much again where its surroundings explain it."""
+    slow = 0.5 * np.square(np.maximum(node[list(SLOW)], 0.0)).sum(axis=0)
+    around = 0.5 * np.square(np.maximum(node[list(AROUND)], 0.0)).sum(axis=0)
+    return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
+
+
+def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float]) -> Iterator[Cause]:
+    gains = node_gains(left.node) - prices["node"]
+    names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
+    for node in _largest(gains):
+        shown = sorted((c for c in (*SLOW, *AROUND) if left.node[c, node] > SUSPECT), key=lambda c: -left.node[c, node])
+        yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), tuple(names[c] for c in shown))
+
+
+def _ports(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
+    gains = 0.5 * np.square(np.maximum(left.port, 0.0)).sum(axis=0) - prices["port"]
+    width = gains.shape[1]
+    for place in _largest(gains.ravel()):
+        node, rail = divmod(place, width)
+        shown = _shown(left.port[:, node, rail])
+        yield Cause("port", f"{graph.nodes[node]}/{rails[rail]}", (node,), rail, float(gains[node, rail]), shown)
+
+
+def _switches(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
+    everywhere = Relation("job", np.zeros(len(graph.nodes), dtype=np.int64), ("",))
+    for kind, relation in (("rail", everywhere), ("leaf", graph.relations.get("leaf"))):
+        if relation is None or (kind == "rail" and len(relation.names) > 1):
+            continue
+        raised = (left.port.max(axis=0) > SUSPECT).astype(np.float32)
+        for rail in range(left.port.shape[2]):
+            gains, sizes, shares = _shared(left.port[:, :, rail], raised[:, rail], relation)
+            net = _paid(gains, (sizes >= LEAST_MEMBERS) & (shares >= SHARE), prices[kind])
+            for number in _largest(net, 2):
+                members = relation.members(number)
+                name = f"rail{rail}" if kind == "rail" else f"{relation.names[number]}/rail{rail}"
+                shown = _shown(left.port[:, members, rail].mean(axis=1))
+                yield Cause(kind, name, tuple(members.tolist()), rail, float(net[number]), shown)
+
+
+def _places(left: Evidence, relation: Relation, prices: Mapping[str, float]) -> Iterator[Cause]:
+    slow = left.node[[LOCAL, OWN, CLOCK]].max(axis=0)
+    shown = left.node[list(SHARED)]
+    gains, sizes, shares = _shared(shown, (slow > SUSPECT).astype(np.float32), relation)
+    whole = sizes >= len(relation.group)
+    net = _paid(gains, (sizes >= LEAST_MEMBERS) & (shares >= SHARE) & ~whole, prices[relation.kind])
+    names = np.array(["local", "clock", "temp", "inlet", "power"])
+    for number in _largest(net, 2):
+        members = relation.members(number)
+        means = shown[:, members].mean(axis=1)
+        order = [i for i in np.argsort(-means).tolist() if means[i] > 0.5]
+        yield Cause(
+            relation.kind,
+            relation.names[number],
+            tuple(members.tolist()),
+            -1,
+            float(net[number]),
+            tuple(names[order].tolist()),
+        )
+
+
+def _paid(gains: F32, plausible: NDArray[np.bool_], price: float) -> F32:
+    return np.asarray(np.where(plausible, gains, 0.0) - price, dtype=np.float32)
+
+
+def _shared(values: F32, raised: F32, relation: Relation) -> tuple[F32, F32, F32]:
+    """Of each group: gain of a common shift, number of members, share of members that are raised."""
+    known = relation.group >= 0
+    group, count = relation.group[known], len(relation.names)
+    sizes = np.maximum(np.bincount(group, minlength=count), 1).astype(np.float32)
+    sums = np.stack([np.bincount(group, weights=row[known], minlength=count) for row in values])
+    gains = (0.5 * sizes * np.square(np.maximum(sums / sizes - COMMON_SHIFT, 0.0))).sum(axis=0)
+    shares = np.bincount(group, weights=raised[known], minlength=count) / sizes
+    return gains.astype(np.float32), sizes, shares.astype(np.float32)
+
+
+def _explain(left: Evidence, cause: Cause, graph: Graph) -> None:
+    """Leave out what a cause explains, and its echo: who shares kernels or replicas with a member shows some of it as well."""
+    members = np.array(cause.members)
+    echo = np.zeros(len(graph.nodes), dtype=np.bool_)
+    for kind in ("ep", "pp"):
+        group = graph.group_of(kind)
+        echo |= np.isin(group, group[members]) & (group >= 0)
+    echo[members] = False
+    if cause.rail >= 0 and cause.kind != "node":
+        left.port[:, members, cause.rail] = 0.0
+        echo[members] = True
+        left.node[LOCAL, echo] = np.minimum(left.node[LOCAL, echo], 0.0)
+        return
+    loudest = left.node[list(SLOW)][:, members].max(axis=1)
+    left.node[:, members] = 0.0
+    if cause.kind == "node":
+        left.port[:, members] = 0.0
+    for channel, most in zip(SLOW, loudest.tolist(), strict=True):
+        fainter = echo & (left.node[channel] <= most + 1.0) & (left.node[channel] > 0.0)
+        left.node[channel, fainter] = 0.0
+
+
+def _weighed(ranked: list[Cause]) -> Cause:
+    """The first of the candidates, with its probability among those that overlap with it, and nobody."""
+    best = ranked[0]
+    mine = set(best.members)
+    rivals = [cause for cause in ranked[1:] if cause.gain > -20.0 and mine & set(cause.members)][:NAMED]
+    weights = np.exp(np.clip(np.array([0.0, *(cause.gain - best.gain for cause in rivals), -best.gain]), -50.0, 0.0))
+    weights /= weights.sum()
+    others = [(c.kind, c.name, round(float(w), 4)) for c, w in zip(rivals, weights[1:-1], strict=True)]
+    others.append(("nobody", "", round(float(weights[-1]), 4)))
+    return replace(best, probability=float(weights[0]), others=tuple(others))
+
+
+def _largest(gains: F32, count: int = 3) -> list[int]:
+    """Places of the largest gains, those that gain anything like their price."""
+    some = np.argpartition(-gains, min(count, len(gains)) - 1)[:count] if len(gains) else np.zeros(0, dtype=np.int64)
+    return [int(i) for i in some if gains[i] > -20.0]
+
+
+def _shown(values: F32) -> tuple[str, ...]:
+    names = {RTT: "rtt", MARKS: "marks", ERRORS: "errors", SPEED: "speed"}
+    return tuple(names[i] for i in np.argsort(-values).tolist() if values[i] > SUSPECT)

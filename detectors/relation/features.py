@@ -1,0 +1,234 @@
+"""One round of a job as numbers: what each node and each of its ports shows, larger always meaning worse.
+
+A round is five seconds. Everything is compared with the node's own past first: an innovation is the distance from it, in units of what
+the nodes of this job usually do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.state import Array, nan_array
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+ROUND_S = 5.0
+LOCAL, DATA, OWN, CLOCK, TEMP, INLET, POWER, CPU = range(8)
+NODE_CHANNELS = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
+"""Log of the slowest rank's own time; share of a step that waits for input; log of the busiest GPU's computing over its past; log of the
+clock and of power (less is worse); chip and inlet in degrees; share of time in which processes wait for a processor."""
+FLOORS = np.array([0.0015, 0.002, 0.01, 0.002, 0.3, 0.15, 0.006, 0.01], dtype=np.float32)
+"""No channel is steadier than its timer or sensor."""
+
+RTT, MARKS, ERRORS, SPEED = range(4)
+PORT_CHANNELS = ("rtt", "marks", "errors", "speed")
+"""Log of the round trip (plus 0.3 ms) that both directions share; log of congestion marks; of errors, losses and pauses; of lost speed."""
+PORT_FLOORS = np.array([0.015, 0.35, 0.35, 0.05], dtype=np.float32)
+
+LEAST_RAILS = 4
+EXCUSED = 0.3
+"""Where all ports of a node move together, they need not move by the same: so much of it, one may move more."""
+RTT_OFFSET_MS = 0.3
+"""Below this, a round trip's relative changes mean nothing."""
+LIMIT = 30.0
+LEARNING, SCALE_LEARNING = 0.03, 0.05
+WARM_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was seen in one round; NaN where nobody reported.
+
+    Attributes
+    ----------
+    step_ms
+        Middle of the job's steps that ended in it, NaN when none did.
+    node
+        NODE_CHANNELS × nodes; `OWN` is left NaN, it follows from `gpu`.
+    gpu
+        nodes × GPUs, log of the time in which tensor cores worked.
+    port
+        PORT_CHANNELS × nodes × rails.
+    """
+
+    at_ns: int
+    step_ms: float
+    node: F32
+    gpu: F32
+    port: F32
+
+
+class Past(msgspec.Struct):
+    """What each node's own past makes likely. Arrays over channels × nodes, and channels × nodes × rails."""
+
+    rounds: int = 0
+    node: Array = msgspec.field(default_factory=lambda: nan_array(8, 0))
+    gpu: Array = msgspec.field(default_factory=lambda: nan_array(0, 0))
+    port: Array = msgspec.field(default_factory=lambda: nan_array(4, 0, 0))
+    scale: Array = msgspec.field(default_factory=FLOORS.copy)
+    port_scale: Array = msgspec.field(default_factory=PORT_FLOORS.copy)
+    before: Array = msgspec.field(default_factory=lambda: np.zeros((2, 8, 0), dtype=np.float32))
+
+    def advance(self, seen: Round, frozen: Bools, frozen_ports: Bools | None = None) -> Innovations:
+        """Compare a round with the past, then learn from it, except at the nodes in `frozen` and the ports in `frozen_ports`."""
+        if (
+            self.node.shape[1] != seen.node.shape[1]
+            or self.gpu.shape != seen.gpu.shape
+            or self.port.shape != seen.port.shape
+        ):
+            self._begin(seen)
+        values = seen.node.copy()
+        values[OWN] = self._own(seen.gpu, frozen)
+        weight = max(LEARNING, 1.0 / (self.rounds + 1))
+        away = values - self.node
+        scaled = np.clip(away / self.scale[:, None], -LIMIT, LIMIT).astype(np.float32)
+        held = np.zeros(seen.port.shape[1:], dtype=np.bool_) if frozen_ports is None else frozen_ports
+        ports = self._ports(seen.port, held, weight)
+        lags = self.before.copy()
+        self._learn(values, away, frozen, weight)
+        self.before = np.stack([np.nan_to_num(scaled), self.before[0]])
+        self.rounds += 1
+        return Innovations(scaled, lags, ports, self.rounds > WARM_ROUNDS)
+
+    def kept(self, places: list[int]) -> Past:
+        """The same knowledge for other nodes: `places[i]` is the old number of new node i, -1 for a newcomer."""
+        pick = np.array(places, dtype=np.int64)
+
+        def take(values: Array, axis: int, missing: float) -> Array:
+            padded = (
+                np.concatenate([values, np.full_like(np.take(values, [0], axis), missing)], axis)
+                if values.shape[axis]
+                else values
+            )
+            return np.take(padded, np.where(pick >= 0, pick, values.shape[axis]), axis)
+
+        if not self.node.shape[1]:
+            return Past()
+        return Past(self.rounds, take(self.node, 1, np.nan), take(self.gpu, 0, np.nan), take(self.port, 1, np.nan), self.scale.copy(),
+                    self.port_scale.copy(), take(self.before, 2, 0.0))  # fmt: skip
+
+    def _begin(self, seen: Round) -> None:
+        self.rounds = 0
+        self.node, self.gpu, self.port = (
+            np.full(v.shape, np.nan, dtype=np.float32) for v in (seen.node, seen.gpu, seen.port)
+        )
+        self.scale, self.port_scale = FLOORS.copy(), PORT_FLOORS.copy()
+        self.before = np.zeros((2, *seen.node.shape), dtype=np.float32)
+
+    def _own(self, gpu: F32, frozen: Bools) -> F32:
+        if not gpu.shape[1]:
+            return np.full(gpu.shape[0], np.nan, dtype=np.float32)
+        away = gpu - self.gpu
+        weight = max(LEARNING, 1.0 / (self.rounds + 1))
+        step = np.clip(away, -0.3, 0.3) if self.rounds > WARM_ROUNDS else away
+        moved = np.where(frozen[:, None], self.gpu, self.gpu + weight * step)
+        self.gpu = np.where(np.isnan(self.gpu), gpu, np.where(np.isnan(moved), self.gpu, moved))
+        return _quiet_max(away)
+
+    def _ports(self, port: F32, frozen: Bools, weight: float) -> F32:
+        away = port - self.port
+        bound = 3.0 * self.port_scale[:, None, None] if self.rounds > WARM_ROUNDS else np.inf
+        step = np.clip(away, -bound, bound)
+        moved = np.where(frozen[None], self.port, self.port + weight * step)
+        self.port = np.where(np.isnan(self.port), port, np.where(np.isnan(moved), self.port, moved)).astype(np.float32)
+        beside, excused = _beside_others(away)
+        plain = np.where(frozen[None], np.nan, beside).reshape(len(away), -1)
+        self.port_scale = _scale(self.port_scale, plain, PORT_FLOORS, self.rounds)
+        more = np.nan_to_num(np.sign(beside) * np.maximum(np.abs(beside) - excused, 0.0))
+        return np.asarray(np.clip(more / self.port_scale[:, None, None], -LIMIT, LIMIT), dtype=np.float32)
+
+    def _learn(self, values: F32, away: F32, frozen: Bools, weight: float) -> None:
+        bound = 3.0 * self.scale[:, None] if self.rounds > WARM_ROUNDS else np.inf
+        moved = np.where(frozen[None, :], self.node, self.node + weight * np.clip(away, -bound, bound))
+        self.node = np.where(np.isnan(self.node), values, np.where(np.isnan(moved), self.node, moved)).astype(
+            np.float32
+        )
+        known = away - _medians(away)[:, None]
+        self.scale = _scale(self.scale, known, FLOORS, self.rounds)
+
+
+@dataclass(frozen=True)
+class Innovations:
+    """Distances from the past in usual units, clipped to ±30: channels × nodes (NaN unknown), the two rounds before (0 unknown), and
+    ports, which are also relative to the other ports of their node. `warm` when there is enough past to speak of."""
+
+    node: F32
+    before: F32
+    port: F32
+    warm: bool
+
+
+def _scale(old: Array, centred: Array, floors: F32, rounds: int) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        spread = 1.4826 * np.nanmedian(np.abs(centred), axis=1)
+    weight = max(SCALE_LEARNING, 1.0 / max(rounds, 1))
+    moved = old + weight * (np.maximum(spread, floors) - old)
+    return np.where(np.isfinite(moved), np.maximum(moved, floors), old).astype(np.float32)
+
+
+def _medians(values: Array) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nan_to_num(np.nanmedian(values, axis=1)))
+
+
+def _beside_others(away: F32) -> tuple[F32, F32]:
+    """Ports next to the other ports of their node, which carry the same job in the same phase (next to all where there are few), and how
+    much of that a common move excuses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if away.shape[2] >= LEAST_RAILS:
+            common = np.nanmedian(away, axis=2, keepdims=True)
+            return away - common, np.nan_to_num(EXCUSED * np.abs(common))
+        return away - _medians(away.reshape(len(away), -1))[:, None, None], np.zeros_like(away[:, :, :1])
+
+
+def _quiet_max(values: Array) -> F32:
+    some = np.isfinite(values).any(axis=1)
+    found = np.where(np.isfinite(values), values, -np.inf).max(axis=1)
+    return np.where(some, found, np.nan).astype(np.float32)
+
+
+def of_ranks(values: F64, rank_node: NDArray[np.int64], count: int) -> F64:
+    """Steps × ranks → steps × nodes: the largest of a node's ranks, NaN where none said anything."""
+    per = len(rank_node) // max(count, 1)
+    known = np.where(np.isfinite(values), values, -np.inf)
+    if per * count == len(rank_node) and np.array_equal(rank_node, np.repeat(np.arange(count), per)):
+        found = known.reshape(len(values), count, per).max(axis=2)
+    else:
+        found = np.full((len(values), count + 1), -np.inf)
+        np.maximum.at(found.T, rank_node, known.T)
+        found = found[:, :count]
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def step_channels(
+    local_ms: F64, data_ms: F64, duration_ms: F64, rank_node: NDArray[np.int64], count: int
+) -> tuple[F32, float]:
+    """`LOCAL` and `DATA` of each node, and the middle step, from steps × ranks: medians over the steps of a round."""
+    if not len(local_ms):
+        return np.full((2, count), np.nan, dtype=np.float32), float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        local = np.log(np.maximum(np.nanmedian(of_ranks(local_ms, rank_node, count), axis=0), 1e-3))
+        whole = np.nanmedian(duration_ms, axis=1, keepdims=True)
+        data = np.nanmedian(of_ranks(data_ms / whole, rank_node, count), axis=0)
+    return np.stack([local, data]).astype(np.float32), float(np.nanmedian(whole))
+
+
+def rtt_log(rtt_ms: F32) -> F32:
+    """The channel of a round trip."""
+    return np.asarray(np.log(np.maximum(rtt_ms, 0.0) + RTT_OFFSET_MS), dtype=np.float32)
+
+
+def gpu_log(tensor_ratio: F32) -> F32:
+    """Log of tensor activity, NaN for GPUs that do not compute."""
+    return np.where(tensor_ratio > 0.01, np.log(np.maximum(tensor_ratio, 0.01)), np.nan).astype(np.float32)

@@ -1,0 +1,171 @@
+"""From frames to rounds: what a job's nodes reported in five seconds, averaged over ticks and steps."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.base import AlignedTick, FamilyMatrix
+from detectors.relation import features
+from detectors.relation.features import Round
+from detectors.relation.graph import Graph
+from detectors.state import Array
+from detectors.steps.assembly import DATA, DURATION, LOCAL, JointStep
+from trainwarden.topology import Topology
+
+F32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Keys = tuple[tuple[str, str], ...]
+
+ERRORS = ("out_of_sequence_per_s", "retransmit_timeouts_per_s", "symbol_errors_per_s", "rx_errors_per_s")
+MARKS = ("ecn_marked_per_s", "cnp_sent_per_s")
+MOST_STEPS = 64
+
+
+class Gathered(msgspec.Struct):
+    """What came since the last round: plain steps (local, data, duration × ranks) and sums over ticks with their counts."""
+
+    steps: list[Array] = []
+    node: Array = msgspec.field(default_factory=lambda: np.zeros((2, 8, 0)))
+    gpu: Array = msgspec.field(default_factory=lambda: np.zeros((2, 0, 0)))
+    port: Array = msgspec.field(default_factory=lambda: np.zeros((2, 4, 0, 0)))
+
+    def put_step(self, step: JointStep) -> None:
+        """Take a plain step in."""
+        self.steps = [*self.steps, step.values[[LOCAL, DATA, DURATION]]][-MOST_STEPS:]
+
+    def put_tick(self, node: F32, gpu: F32, port: F32) -> None:
+        """Take a tick's channels in; what was gathered of other devices is dropped."""
+        self.node, self.gpu, self.port = _added(self.node, node), _added(self.gpu, gpu), _added(self.port, port)
+
+    def close(self, at_ns: int, rank_node: Ints, nodes: int) -> Round:
+        """The round, and begin anew."""
+        values = np.stack(
+            [step for step in self.steps if step.shape[1] == len(rank_node)] or [np.zeros((3, len(rank_node)))]
+        )
+        kept = values if self.steps else values[:0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            first, step_ms = features.step_channels(kept[:, 0], kept[:, 1], kept[:, 2], rank_node, nodes)
+        node, gpu, port = (_mean(sums) for sums in (self.node, self.gpu, self.port))
+        node = node if node.shape[1] == nodes else np.full((8, nodes), np.nan, dtype=np.float32)
+        node[: features.OWN] = first
+        self.steps, self.node, self.gpu, self.port = (
+            [],
+            np.zeros((2, 8, 0)),
+            np.zeros((2, 0, 0)),
+            np.zeros((2, 4, 0, 0)),
+        )
+        gpu = gpu if len(gpu) == nodes else np.full((nodes, 0), np.nan, dtype=np.float32)
+        port = port if port.shape[1] == nodes else np.full((4, nodes, 0), np.nan, dtype=np.float32)
+        return Round(at_ns, step_ms, node, gpu, port)
+
+
+@dataclass
+class Places:
+    """Where rows of a family belong: node numbers of one graph, and numbers of devices. Made anew when the rows change."""
+
+    graph: Graph
+    rails: dict[tuple[str, str], str] = field(default_factory=dict)
+    _known: dict[str, tuple[Keys, Ints, Ints, tuple[str, ...]]] = field(default_factory=dict)
+    number: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.number = {name: i for i, name in enumerate(self.graph.nodes)}
+
+    def learn_rails(self, topology: Topology) -> None:
+        """Read over which rail each node of the job probes, or is probed."""
+        for name in topology.nodes():
+            words = topology.attributes(name).get("probe_rails", "").split(" ")
+            said = ((peer, rail) for peer, _, rail in (word.rpartition("=") for word in words))
+            self.rails |= {(name, peer): rail for peer, rail in said if name in self.number or peer in self.number}
+
+    def of(self, family: FamilyMatrix) -> tuple[Ints, Ints, tuple[str, ...]]:
+        """(node number or -1, device number) of each row, and the names of the devices."""
+        known = self._known.get(family.family)
+        if known is None or not (known[0] is family.entities or known[0] == family.entities):
+            nodes = np.array([self.number.get(node, -1) for node, _ in family.entities], dtype=np.int64)
+            names = tuple(sorted({device for (node, device) in family.entities if node in self.number}))
+            place = {name: i for i, name in enumerate(names)}
+            devices = np.array([place.get(device, 0) for _, device in family.entities], dtype=np.int64)
+            known = self._known[family.family] = (family.entities, nodes, devices, names)
+        return known[1], known[2], known[3]
+
+    def grid(self, family: FamilyMatrix | None, *metrics: str) -> tuple[F32, tuple[str, ...]]:
+        """metrics × nodes × devices, NaN where nobody reports; and the names of the devices."""
+        if family is None or not family.entities:
+            return np.full((len(metrics), len(self.graph.nodes), 0), np.nan, dtype=np.float32), ()
+        nodes, devices, names = self.of(family)
+        found = np.full((len(metrics), len(self.graph.nodes), len(names)), np.nan, dtype=np.float32)
+        mine = nodes >= 0
+        for i, metric in enumerate(metrics):
+            found[i, nodes[mine], devices[mine]] = family.column(metric)[mine]
+        return found, names
+
+
+def channels(tick: AlignedTick, places: Places) -> tuple[F32, F32, F32, tuple[str, ...]]:
+    """NODE_CHANNELS × nodes (of steps NaN), nodes × GPUs, PORT_CHANNELS × nodes × rails of one tick, and the names of the rails."""
+    node = np.full((8, len(places.graph.nodes)), np.nan, dtype=np.float32)
+    gpu, _ = places.grid(tick.family("gpu"), "tensor_active_ratio", "sm_clock_mhz", "power_w", "temp_c")
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if gpu.shape[2]:
+            node[features.CLOCK] = -np.log(np.nanmin(gpu[1], axis=1))
+            node[features.POWER] = -np.log(np.nanmean(gpu[2], axis=1))
+            node[features.TEMP] = np.nanmax(gpu[3], axis=1)
+        node[features.INLET] = _only(places.grid(tick.family("board"), "inlet_temp_c")[0][0])
+        node[features.CPU] = _only(places.grid(tick.family("host"), "psi_cpu_some_ratio")[0][0])
+        port, rails = _ports(tick, places)
+    return node, features.gpu_log(gpu[0]), port, rails
+
+
+def _ports(tick: AlignedTick, places: Places) -> tuple[F32, tuple[str, ...]]:
+    """Of the adapters that training uses: those that count RDMA errors or marks."""
+    nic, names = places.grid(tick.family("nic"), *MARKS, *ERRORS, "speed_mbps")
+    if not names:
+        return np.zeros((4, len(places.graph.nodes), 0), dtype=np.float32), ()
+    used = np.isfinite(nic[0]).any(axis=0) | np.isfinite(nic[4]).any(axis=0)
+    rails = tuple(name for name, wanted in zip(names, used.tolist(), strict=True) if wanted)
+    nic = nic[:, :, used]
+    paused, devices = places.grid(tick.family("port"), "pause_tx_per_s")
+    out = np.zeros((4, len(places.graph.nodes), len(rails)), dtype=np.float32)
+    out[features.RTT] = _rtt(tick, places, len(rails))
+    out[features.MARKS] = np.log1p(np.nan_to_num(nic[:2]).sum(axis=0))
+    out[features.ERRORS] = np.log1p(
+        np.nan_to_num(nic[2:6]).sum(axis=0) + (np.nan_to_num(paused[0]) if devices == rails else 0.0)
+    )
+    out[features.SPEED] = -np.log(np.maximum(nic[6], 1.0))
+    out[:, np.isnan(nic).all(axis=(0, 2))] = np.nan
+    return out, rails
+
+
+def _rtt(tick: AlignedTick, places: Places, count: int) -> F32:
+    """Of each port the smaller of what it asks and what it answers: a slow trip in one direction only is the other end's."""
+    probes = tick.family("mesh")
+    asked, answered = np.full((2, len(places.graph.nodes), count), np.nan, dtype=np.float32)
+    if probes is not None and places.rails and count:
+        trips = features.rtt_log(probes.column("rtt_ms"))
+        for (prober, peer), trip in zip(probes.entities, trips.tolist(), strict=True):
+            rail = places.rails.get((prober, peer), "")
+            if rail.isdigit() and int(rail) < count:
+                for grid, name in ((asked, prober), (answered, peer)):
+                    if (number := places.number.get(name, -1)) >= 0:
+                        grid[number, int(rail)] = np.fmin(grid[number, int(rail)], trip)
+    return np.where(np.isnan(answered), asked, np.where(np.isnan(asked), answered, np.fmin(asked, answered)))
+
+
+def _only(values: F32) -> F32:
+    return np.nanmean(values, axis=1) if values.shape[1] else np.full(len(values), np.nan, dtype=np.float32)
+
+
+def _added(sums: Array, values: F32) -> Array:
+    fresh = np.stack([np.nan_to_num(values), np.isfinite(values)]).astype(np.float64)
+    return sums + fresh if sums.shape == fresh.shape else fresh
+
+
+def _mean(sums: Array) -> F32:
+    return np.where(sums[1] > 0, sums[0] / np.maximum(sums[1], 1.0), np.nan).astype(np.float32)

@@ -1,0 +1,176 @@
+"""From rounds to evidence: what each node and port shows beyond what its past, its relatives and chance explain.
+
+`Judge` is one job's state. The evidence of an element is the sum of its residuals over the last rounds, in units that are standard
+normal in health (calibrated on the model's healthy rounds), so that evidences add up in likelihoods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from detectors.relation.features import Innovations, Past, Round
+from detectors.relation.graph import Graph
+from detectors.relation.groups import Groups
+from detectors.state import Array
+from models.relation import form
+from models.relation.form import CHANNELS, RELATIONS, Served
+
+F32 = NDArray[np.float32]
+Frozen = tuple[NDArray[np.bool_], NDArray[np.bool_] | None]
+"""Nodes, and nodes × rails, whose past is not learnt now."""
+
+SHORT, LONG = 2, 6
+"""Rounds over which residuals are summed: ten seconds for what is strong, thirty for what is weak."""
+RESIDUAL_LIMIT = 5.0
+"""No single round convicts: a pause of seconds says as much as a slowness of some per cent, and must last as long."""
+CAP = 12.0
+EFFECTS = 3
+LEAST_EFFECT = np.array([0.012, 0.010, 0.03], dtype=np.float32)
+"""Less than so much longer own time (share), input wait (share of a step) or computing (share) is no fault, however sure it is."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Sums of residuals → standard normal, per channel and span: what healthy sums exceed with probabilities 10^-levels.
+
+    Attributes
+    ----------
+    node, port
+        2 (short, long) × channels × levels, ascending.
+    normal
+        The standard normal's quantiles at the same levels.
+    """
+
+    node: F32
+    port: F32
+    normal: F32
+
+    def evidence(self, sums: F32, table: F32) -> F32:
+        """channels × entities → the same in standard units, within ±12."""
+        out = np.empty_like(sums)
+        for channel, row in enumerate(sums):
+            quantiles = np.concatenate([[0.0], table[channel]])
+            known = np.interp(np.abs(row), quantiles, np.concatenate([[0.0], self.normal]))
+            beyond = np.maximum(np.abs(row) - table[channel, -1], 0.0)
+            out[channel] = np.sign(row) * np.minimum(known + beyond, CAP)
+        return out
+
+
+@dataclass
+class Related:
+    """Groups of the model's relations, made once per graph."""
+
+    graph: Graph
+    groups: dict[str, Groups] = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = {name: self.graph.relations[name].group for name in RELATIONS if name in self.graph.relations}
+        if "dp" not in wanted and "learnt" in self.graph.relations:
+            wanted["dp"] = self.graph.relations["learnt"].group
+        self.groups = {name: Groups.of(group) for name, group in wanted.items()}
+
+    def messages(self, node: F32) -> Mapping[str, tuple[F32, F32, F32]]:
+        """What the model is told of each node's relatives."""
+        known = np.nan_to_num(node)
+        return {name: (*groups.messages(known), groups.others) for name, groups in self.groups.items()}
+
+
+class Sums(msgspec.Struct):
+    """Residuals of the last rounds: rounds × channels × entities, NaN where unknown; `effect` in the channels' own units."""
+
+    node: list[Array] = []
+    port: list[Array] = []
+    effect: list[Array] = []
+
+    def put(self, node: F32, port: F32, effect: F32) -> None:
+        """Add a round."""
+        self.node = [*self.node, node][-LONG:]
+        self.port = [*self.port, port][-LONG:]
+        self.effect = [*self.effect, effect][-LONG:]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What does not fit, in standard normal units of health, larger is sicker: channels × nodes, and channels × nodes × rails."""
+
+    node: F32
+    port: F32
+
+
+class Judge(msgspec.Struct):
+    """One job: past, and residuals of the last rounds. Arrays follow the nodes of the graph it was last given."""
+
+    past: Past = msgspec.field(default_factory=Past)
+    sums: Sums = msgspec.field(default_factory=Sums)
+    nodes: list[str] = []
+
+    def settle(self, graph: Graph) -> None:
+        """Carry what was learnt over to the nodes of a new attempt."""
+        if self.nodes == list(graph.nodes):
+            return
+        old = {name: number for number, name in enumerate(self.nodes)}
+        self.past = self.past.kept([old.get(name, -1) for name in graph.nodes])
+        self.sums, self.nodes = Sums(), list(graph.nodes)
+
+    def residuals(self, seen: Round, related: Related, served: Served | None, frozen: Frozen) -> Innovations:
+        """Take a round in; its residuals join the sums."""
+        found = self.past.advance(seen, *frozen)
+        if found.warm:
+            away, scale = standardised(found, related, served)
+            effect = (away * self.past.scale[:, None])[:EFFECTS].astype(np.float32)
+            residual = np.clip(away / scale, -RESIDUAL_LIMIT, RESIDUAL_LIMIT).astype(np.float32)
+            self.sums.put(residual, np.clip(found.port, -RESIDUAL_LIMIT, RESIDUAL_LIMIT), effect)
+        return found
+
+    def evidence(self, calibration: Calibration) -> Evidence:
+        """Of the last rounds; the stronger of the short and the long span."""
+        count, rails = len(self.nodes), self.past.port.shape[2]
+        node = stronger(self.sums.node, calibration.node, calibration, count)
+        node = of_some_effect(node, self.sums.effect)
+        port = stronger(
+            [part.reshape(len(part), -1) for part in self.sums.port], calibration.port, calibration, count * rails
+        )
+        return Evidence(node, port.reshape(len(port), count, rails))
+
+
+def standardised(found: Innovations, related: Related, served: Served | None) -> tuple[F32, F32]:
+    """channels × nodes: innovation minus expectation, and its scale; without a model, the peers' median and their spread."""
+    messages = related.messages(found.node)
+    given, base = form.inputs(found.node, found.before, messages)
+    if served is None:
+        spread = given[:, form.block("dp")][:, CHANNELS : 2 * CHANNELS]
+        return (found.node.T - base).T, np.maximum(1.25 * spread, 1.0).T
+    middle, scale = served.expect(given, base)
+    return (found.node.T - middle).T, scale.T
+
+
+def of_some_effect(node: F32, effect: list[Array]) -> F32:
+    """Evidence (or sums) without that of channels whose middle effect over the last rounds is too small to matter."""
+    if not effect:
+        return node
+    recent = np.sort(np.stack(effect[-LONG:]), axis=0)
+    known = np.isfinite(recent).sum(axis=0)
+    middle = np.nan_to_num(np.take_along_axis(recent, np.maximum(known - 1, 0)[None] // 2, axis=0)[0])
+    found = node.copy()
+    found[:EFFECTS] = np.where(middle >= LEAST_EFFECT[:, None], node[:EFFECTS], np.minimum(node[:EFFECTS], 0.0))
+    return found
+
+
+def sums_of(parts: list[Array], span: int) -> F32:
+    """Sum over the last `span` rounds, over the root of the number of known ones: channels × entities, 0 where nothing is known."""
+    recent = np.stack(parts[-span:])
+    known = np.isfinite(recent)
+    return np.asarray(np.nan_to_num(recent).sum(axis=0) / np.sqrt(np.maximum(known.sum(axis=0), 1)), dtype=np.float32)
+
+
+def stronger(parts: list[Array], tables: F32, calibration: Calibration, count: int) -> F32:
+    """The evidence of the span in which it is stronger."""
+    if not parts:
+        return np.zeros((tables.shape[1], count), dtype=np.float32)
+    one, other = (calibration.evidence(sums_of(parts, span), tables[i]) for i, span in enumerate((SHORT, LONG)))
+    return np.where(np.abs(one) > np.abs(other), one, other)

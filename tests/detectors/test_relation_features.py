@@ -1,0 +1,137 @@
+"""Rounds from frames and from the simulator are the same; the past learns what lasts and forgets nobody at a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collectors.simulated.engine import Simulator
+from collectors.simulated.families import FAMILIES
+from collectors.simulated.run import build
+from collectors.simulated.spec import Spec
+from collectors.simulated.state import devices
+from detectors.base import AlignedTick, FamilyMatrix
+from detectors.relation import features
+from detectors.relation.features import LOCAL, OWN, Past, Round
+from detectors.relation.gather import Gathered, Places, channels
+from trainwarden.commands.simulated_rounds import graph_of_job, rounds_of
+from trainwarden.records import TopologyEvent
+from trainwarden.topology import Topology
+
+NODES = 12
+
+
+def seen(local: np.ndarray, gpu: float = 0.5, port: float = 0.0) -> Round:
+    node = np.zeros((8, NODES), dtype=np.float32)
+    node[LOCAL], node[OWN] = local, np.nan
+    return Round(
+        0,
+        100.0,
+        node,
+        np.full((NODES, 8), np.log(gpu), dtype=np.float32),
+        np.full((4, NODES, 4), port, dtype=np.float32),
+    )
+
+
+def noisy(stream: np.random.Generator, shift: float = 0.0) -> Round:
+    local = 1.0 + 0.01 * stream.standard_normal(NODES) + 0.3 * (np.arange(NODES) == 2)
+    local[5] += shift
+    return seen(local)
+
+
+def test_unequal_nodes_are_no_news_and_a_change_is() -> None:
+    stream, past, nobody = np.random.default_rng(0), Past(), np.zeros(NODES, dtype=np.bool_)
+    for _ in range(40):
+        found = past.advance(noisy(stream), nobody)
+    assert np.abs(found.node[LOCAL]).max() < 5
+    assert found.warm
+    found = past.advance(noisy(stream, 0.1), nobody)
+    assert found.node[LOCAL, 5] > 5
+    assert np.abs(np.delete(found.node[LOCAL], 5)).max() < 5
+
+
+def test_the_past_of_the_accused_stands_still() -> None:
+    stream, past = np.random.default_rng(0), Past()
+    accused = np.arange(NODES) == 5
+    for _ in range(40):
+        past.advance(noisy(stream), np.zeros(NODES, dtype=np.bool_))
+    kept = past.node[:, 5].copy()
+    for _ in range(60):
+        past.advance(noisy(stream, 0.1), accused)
+    assert np.array_equal(past.node[:, 5], kept, equal_nan=True)
+    for _ in range(200):
+        past.advance(noisy(stream, 0.1), np.zeros(NODES, dtype=np.bool_))
+    assert past.node[LOCAL, 5] == pytest.approx(kept[LOCAL] + 0.1, abs=0.02), "what lasts becomes the usual"
+
+
+def test_at_a_restart_each_node_keeps_its_past_and_a_newcomer_has_none() -> None:
+    stream, past = np.random.default_rng(0), Past()
+    for _ in range(20):
+        past.advance(noisy(stream), np.zeros(NODES, dtype=np.bool_))
+    moved = past.kept([2, 0, -1])
+    assert moved.node[LOCAL, :2] == pytest.approx(past.node[LOCAL, [2, 0]])
+    assert np.isnan(moved.node[LOCAL, 2])
+    assert moved.port.shape == (4, 3, 4)
+    assert moved.rounds == past.rounds
+
+
+def test_one_port_beside_the_others_is_news_and_all_of_a_node_are_not() -> None:
+    stream, past, nobody = np.random.default_rng(0), Past(), np.zeros(NODES, dtype=np.bool_)
+    for _ in range(30):
+        past.advance(noisy(stream), nobody)
+    one = noisy(stream)
+    one.port[features.RTT, 3, 1] = 1.0
+    one.port[features.RTT, 7] = [1.0, 1.1, 0.95, 1.05]
+    found = past.advance(one, nobody).port[features.RTT]
+    assert found[3, 1] > 10
+    assert np.abs(np.delete(found, 3, axis=0)).max() == 0
+
+
+def names_of(simulator: Simulator, family: str, node: int) -> list[str]:
+    if family == "mesh":
+        return [simulator.layout.names[peer] for peer in simulator.layout.peers[node]]
+    return list(devices(simulator.layout, family))
+
+
+def test_frames_and_the_simulator_give_the_same_round() -> None:
+    spec = Spec(nodes=40, seed=3, jobs="16:moe,16:dense", rate_hz=0.2)
+    fast = build(spec, "leaf_degraded@leaf-000/rail2:20+60x0.6", 100)
+    slow = build(spec, "leaf_degraded@leaf-000/rail2:20+60x0.6", 100)
+    topology = Topology()
+    for node, name in enumerate(slow.layout.names):
+        topology.apply(TopologyEvent(entity=f"node:{name}", origin="operator", attributes=slow.layout.facts(node)))
+    grid = slow.jobs[1].grid
+    graph = graph_of_job(slow.layout, grid)
+    places = Places(graph)
+    places.learn_rails(topology)
+    for rounds in rounds_of(fast, 12):
+        interval = slow.advance()
+        families = {}
+        for name, values in interval.values.items():
+            if name != "process":
+                rows = [
+                    (node, device) for i, node in enumerate(slow.layout.names) for device in names_of(slow, name, i)
+                ]
+                metrics = tuple(metric.name for metric in FAMILIES[name].metrics)
+                families[name] = FamilyMatrix(name, tuple(rows), metrics, values.reshape(-1, len(metrics)))
+        tick = AlignedTick(0, 5000, slow.layout.names, np.ones(40, dtype=np.bool_), families)
+        gathered = Gathered()
+        node, gpu, port, rails = channels(tick, places)
+        gathered.put_tick(node, gpu, port)
+        made = gathered.close(0, graph.rank_node, len(graph.nodes))
+        expected = rounds[1]
+        heard = interval.heard[grid.span]
+        assert rails == slow.layout.rail_devices
+        assert made.node[3:, heard] == pytest.approx(expected.node[3:, heard], abs=2e-3, nan_ok=True)
+        assert made.gpu[heard] == pytest.approx(expected.gpu[heard], abs=1e-5, nan_ok=True)
+        assert made.port[:, heard] == pytest.approx(expected.port[:, heard], abs=1e-4, nan_ok=True)
+
+
+def test_a_round_without_reports_is_unknown_and_no_error() -> None:
+    made = Gathered().close(5, np.repeat(np.arange(3), 2), 3)
+    assert np.isnan(made.node[LOCAL]).all()
+    assert np.isnan(made.step_ms)
+    found = Past().advance(replace(made, gpu=np.full((3, 0), np.nan, dtype=np.float32)), np.zeros(3, dtype=np.bool_))
+    assert found.node.shape == (8, 3)
