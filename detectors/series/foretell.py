@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
 from detectors.series.laws import BASES, Finding, counts, done_of_way, risk_per_test, trends
-from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel
+from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel, Places
 from detectors.series.reliability import Signs, probability
 from detectors.series.scenes import Fleet, Precursor
 from detectors.series.watch import Law, Watch, watch_of
@@ -101,6 +101,7 @@ class Foretell(Detector):
         if not watched or not len(matrix.entities):
             return
         order, entities = self._sorted(matrix)
+        places = Places()
         for metric, watch in watched:
             values = matrix.column(metric)[order].astype(np.float64)
             loads = matrix.column(watch.load)[order].astype(np.float64) if watch.load else np.zeros(len(order))
@@ -111,7 +112,7 @@ class Foretell(Detector):
                 if panel.close(bucket) and key not in self._state.pending:
                     self._state.pending.append(key)
                 if bucket == panel.bucket:
-                    panel.take(entities, values, loads, tick.interval_ms / 1000.0)
+                    panel.take(entities, values, loads, tick.interval_ms / 1000.0, places)
 
     def _panel(self, watch: Watch, family: str, metric: str, bucket_s: int) -> Panel:
         key = f"{family}.{metric}/{bucket_s}"

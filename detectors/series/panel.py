@@ -35,6 +35,23 @@ def _zero(*shape: int) -> F64:
     return np.zeros(shape)
 
 
+class Places:
+    """Row numbers of the entities that report; worked out once for all panels of a family that have the same rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str]] = []
+        self._asked: list[tuple[str, str]] = []
+        self._found = np.zeros(0, dtype=np.int64)
+
+    def of(self, rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> NDArray[np.int64]:
+        """Where `asked` lie among `rows`, -1 for those that are new."""
+        if asked is not self._asked or rows != self._rows:
+            numbers = {entity: number for number, entity in enumerate(rows)}
+            self._found = np.array([numbers.get(entity, -1) for entity in asked], dtype=np.int64)
+            self._rows, self._asked = rows[:], asked
+        return self._found
+
+
 class Panel(msgspec.Struct):
     """State of one watched metric over all its entities (rows).
 
@@ -86,9 +103,16 @@ class Panel(msgspec.Struct):
         """The watch row this panel serves."""
         return watch_named(self.watch)
 
-    def take(self, entities: list[tuple[str, str]], values: F64, loads: F64, interval_s: float) -> None:
+    def take(
+        self,
+        entities: list[tuple[str, str]],
+        values: F64,
+        loads: F64,
+        interval_s: float,
+        places: Places | None = None,
+    ) -> None:
         """Add one tick; NaN is not reported. `entities` are sorted, so that their order in the input does not matter."""
-        rows = self._rows(entities)
+        rows = self._rows(entities, places or Places())
         known = np.isfinite(values)
         if self.row.is_count:
             events = self._events(rows, values, known, interval_s)
@@ -220,16 +244,14 @@ class Panel(msgspec.Struct):
         self.coarse[:, :-1] = self.coarse[:, 1:]
         self.coarse[:, -1] = np.where(number * 2 >= RATIO, value, np.nan)
 
-    def _rows(self, entities: list[tuple[str, str]]) -> NDArray[np.int64]:
+    def _rows(self, entities: list[tuple[str, str]], places: Places) -> NDArray[np.int64]:
         if entities == self.entities:
             self.absent[:] = 0.0
             return np.arange(len(entities))
-        known = {entity: number for number, entity in enumerate(self.entities)}
-        new = [entity for entity in entities if entity not in known]
-        if new:
-            known.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
-            self._grow(new)
-        rows = np.array([known[entity] for entity in entities], dtype=np.int64)
+        rows = places.of(self.entities, entities)
+        if len(rows) and rows.min() < 0:
+            self._grow([entity for entity, row in zip(entities, rows.tolist(), strict=True) if row < 0])
+            rows = places.of(self.entities, entities)
         self.absent[rows] = 0.0
         return rows
 
