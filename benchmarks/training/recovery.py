@@ -131,7 +131,7 @@ class Shrinking:
         self.folder = folder
         script = str(Path(__file__).with_name("elastic_job.py"))
         flags = [
-            "--nnodes", f"{ELASTIC_LEAST}:{ELASTIC_NODES}", "--rdzv-conf", "last_call_timeout=2,keep_alive_max_attempt=6", "--max-restarts", "50",
+            "--nnodes", f"{ELASTIC_LEAST}:{ELASTIC_NODES}", "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=15", "--max-restarts", "50",
         ]  # fmt: skip
         self.cluster = Cluster(folder, ELASTIC_NODES, ["--folder", str(folder)], flags, script)
 
