@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-collector clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-collector bench-relation clean install
 
 install: $(STAMP)
 

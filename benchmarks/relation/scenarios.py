@@ -75,7 +75,7 @@ def scenario(split: str, size: int, seed: int, slowdowns: Sequence[float] = SLOW
     for number in range(SLOTS[size]):
         start_s = timing["first_s"] + number * (timing["lasts_s"] + timing["gap_s"])
         for job, profile in enumerate(profiles):
-            group = _group(stream, number, job)
+            group = _group(stream, number + job + seed)
             slowdown = float(slowdowns[int(stream.integers(len(slowdowns)))])
             made = _slot(stream, layout, kinds, group, job, size, profile, slowdown, start_s, float(timing["lasts_s"]))
             slots.append(made[0])
@@ -91,9 +91,9 @@ def allowed(split: str) -> dict[str, list[str]]:
     return {group: [k for k in names if split == "test" or k not in held] for group, names in SPLITS["kinds"].items()}
 
 
-def _group(stream: np.random.Generator, number: int, job: int) -> str:
+def _group(stream: np.random.Generator, turn: int) -> str:
     """Half of the slots have no bad node; the rest are nodes, sub-networks, and two at once."""
-    if (number + job) % 2:
+    if turn % 2:
         return "nobody"
     return str(stream.choice(("node", "node", "subnet", "subnet", "two")))
 
