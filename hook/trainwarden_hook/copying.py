@@ -85,6 +85,22 @@ def copy_all(pieces: list[Piece], data: memoryview) -> None:
             done.result()
 
 
+def move_all(moves: list[tuple[memoryview, memoryview]]) -> None:
+    """Copy bytes, (target, source) each, on as many threads as pay."""
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    if threads < 2 or sum(len(source) for _, source in moves) < 2 * CHUNK_BYTES:
+        for target, source in moves:
+            target[:] = source
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(_move, target, source) for target, source in moves]:
+            done.result()
+
+
+def _move(target: memoryview, source: memoryview) -> None:
+    ctypes.memmove(address_of(target), address_of(source), len(source))
+
+
 def _cut(piece: Piece, target: memoryview) -> list[tuple[Piece, memoryview]]:
     """Parts of a large plain tensor, so that one matrix does not keep a single thread busy."""
     item = piece.tensor.element_size()

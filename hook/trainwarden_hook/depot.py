@@ -133,15 +133,15 @@ def _receive_into(path: str, size: int, connection: socket.socket) -> Header:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, max(size, HEADER_BYTES))
-        with mmap.mmap(descriptor, max(size, HEADER_BYTES)) as area, memoryview(area) as view:
-            connection.sendall(GO)
-            receive(connection, view[:size])
-            commit = bytearray(1)
-            receive(connection, memoryview(commit))
-            if commit != COMMIT:
-                raise ConnectionError("the sender has called the replica off")
-            page = bytes(view[:HEADER_BYTES])
-        return Header.decode(page, path)
+        # Not closed by hand: an exception on the way still holds pieces of it.
+        view = memoryview(mmap.mmap(descriptor, max(size, HEADER_BYTES)))
+        connection.sendall(GO)
+        receive(connection, view[:size])
+        commit = bytearray(1)
+        receive(connection, memoryview(commit))
+        if commit != COMMIT:
+            raise ConnectionError("the sender has called the replica off")
+        return Header.decode(view[:HEADER_BYTES], path)
     finally:
         os.close(descriptor)
 

@@ -9,7 +9,9 @@ A header that is missing, of another version, or whose checksums do not fit mean
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import mmap
 import struct
 import zlib
 from collections import OrderedDict
@@ -17,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwarden_hook.copying import Piece, copy_all
+from trainwarden_hook.copying import Piece, copy_all, move_all
 from trainwarden_hook.sums import checksum
 
 if TYPE_CHECKING:
@@ -294,43 +296,88 @@ def unpack(header: Header, payload: memoryview, views: Collection[str] = ()) -> 
     kind, pairs = next(iter(read_index(header, payload).items()))
     if kind != "d":
         raise Refused(f"the save of step {header.step} holds no state but a {kind!r}")
-    return {key: Unpacker(data, key in views).decode(value) for key, value in pairs}
+    copied = sum(tensor_bytes(value) for key, value in pairs if key not in views)
+    space = room(copied)
+    unpacker = Unpacker(data, space)
+    state = {key: unpacker.decode(value, key in views) for key, value in pairs}
+    unpacker.copy()
+    return state
+
+
+def tensor_bytes(node: Any) -> int:
+    """Bytes of all tensors under a node of the index, each rounded up to the alignment."""
+    if not isinstance(node, dict):
+        return 0
+    kind, body = next(iter(node.items()))
+    if kind in {"d", "o"}:
+        return sum(tensor_bytes(part) for pair in body for part in pair)
+    if kind == "s":
+        return aligned(body[0][3])
+    if kind in {"x", "n"}:
+        return aligned(body[3])
+    return 0 if kind == "b" else sum(map(tensor_bytes, body))
+
+
+def room(size: int) -> memoryview:
+    """Private memory for ``size`` bytes, in large pages where the system gives them."""
+    area = mmap.mmap(-1, max(1, size))
+    with contextlib.suppress(OSError):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)[:size]
 
 
 class Unpacker:
-    """Turns the index and the bytes of the tensors into a state; see `unpack`."""
+    """Turns the index and the bytes of the tensors into a state; see `unpack`.
 
-    def __init__(self, data: memoryview, views: bool) -> None:
+    Parameters
+    ----------
+    space
+        Where copies go, one after the other: fresh memory for each would cost more than the copy.
+    """
+
+    def __init__(self, data: memoryview, space: memoryview) -> None:
         self._data = data
-        self._views = views
+        self._space = space
+        self._taken = 0
+        self._copies: list[tuple[memoryview, memoryview]] = []
 
-    def decode(self, node: Any) -> Any:
+    def copy(self) -> None:
+        """Fill the copies, on several threads; until then they hold nothing."""
+        move_all(self._copies)
+        self._copies.clear()
+
+    def decode(self, node: Any, views: bool) -> Any:
         """One node of the tree."""
         if not isinstance(node, dict):
             return node
         kind, body = next(iter(node.items()))
         if kind in {"d", "o"}:
-            pairs = [(self.decode(key), self.decode(value)) for key, value in body]
+            pairs = [(self.decode(key, views), self.decode(value, views)) for key, value in body]
             return OrderedDict(pairs) if kind == "o" else dict(pairs)
         if kind == "b":
             return base64.b64decode(body)
         if kind == "s":
             place, shape, start = body
-            return Part(tuple(shape), tuple(start), self._tensor(place))
+            return Part(tuple(shape), tuple(start), self._tensor(place, views))
         if kind in {"x", "n"}:
-            tensor = self._tensor(body)
+            tensor = self._tensor(body, views)
             return tensor if kind == "x" else tensor.numpy()
-        parts = [self.decode(part) for part in body]
+        parts = [self.decode(part, views) for part in body]
         return parts if kind == "l" else tuple(parts)
 
-    def _tensor(self, body: list[Any]) -> torch.Tensor:
+    def _tensor(self, body: list[Any], views: bool) -> torch.Tensor:
         import torch
 
-        name, shape, _, size = body
+        name, shape, offset, size = body
+        dtype = getattr(torch, name)
         if not size:
-            return torch.empty(shape, dtype=getattr(torch, name))
-        view = view_of(body, self._data)
-        return view if self._views else view.clone()
+            return torch.empty(shape, dtype=dtype)
+        if views:
+            return view_of(body, self._data)
+        target = self._space[self._taken : self._taken + size]
+        self._taken += aligned(size)
+        self._copies.append((target, self._data[offset : offset + size]))
+        return torch.frombuffer(target, dtype=dtype).view(shape)
 
 
 def view_of(body: list[Any], data: memoryview) -> torch.Tensor:

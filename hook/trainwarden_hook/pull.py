@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import secrets
 import socket
 import struct
@@ -16,20 +15,14 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from trainwarden_hook.sums import BLOCK_BYTES, checksum
+
 log = logging.getLogger("trainwarden.checkpoint")
 _REQUEST = struct.Struct("<IQQ")
 TOKEN_BYTES = 16
 PIECE_BYTES = 4 << 20
+STRIDE_BYTES = 8 * BLOCK_BYTES
 TIMEOUT_S = 20.0
-MADV_HUGEPAGE = 14
-
-
-def room(size: int) -> memoryview:
-    """Private memory for ``size`` bytes, in large pages where the system gives them."""
-    area = mmap.mmap(-1, max(1, size))
-    with contextlib.suppress(OSError):
-        area.madvise(MADV_HUGEPAGE)
-    return memoryview(area)[:size]
 
 
 class Server:
@@ -119,6 +112,51 @@ def receive(connection: socket.socket, target: memoryview) -> None:
         target = target[got:]
 
 
+class Follower:
+    """The checksum of an area while it is being filled, by a thread that follows the filling one."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._target = target
+        self._filled = self._done = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self._sum = 0
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="trainwarden-verify", daemon=True)
+        self._thread.start()
+
+    def advance(self, size: int) -> None:
+        """``size`` more bytes are there."""
+        with self._changed:
+            self._filled += size
+            self._changed.notify()
+
+    def end(self) -> int:
+        """Checksum of all that is there, once nothing more comes."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+        if self._problem is not None:
+            raise self._problem
+        return self._sum
+
+    def _run(self) -> None:
+        try:
+            last = False
+            while not last:
+                until, last = self._next()
+                self._sum = checksum(self._target[self._done : until], self._sum)
+                self._done = until
+        except Exception as error:
+            self._problem = error
+
+    def _next(self) -> tuple[int, bool]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._filled >= self._done + STRIDE_BYTES)
+            return (self._filled, True) if self._ended else (self._filled // STRIDE_BYTES * STRIDE_BYTES, False)
+
+
 class Reader:
     """Reads areas of one `Server`.
 
@@ -138,6 +176,19 @@ class Reader:
         """Fill ``target`` from ``offset`` of area ``number``; raises `OSError`."""
         self._socket.sendall(_REQUEST.pack(number, offset, len(target)))
         receive(self._socket, target)
+
+    def read_summed(self, number: int, target: memoryview) -> int:
+        """Fill ``target`` from the beginning of an area; its checksum. Raises `OSError`."""
+        self._socket.sendall(_REQUEST.pack(number, 0, len(target)))
+        follower = Follower(target)
+        try:
+            for start in range(0, len(target), STRIDE_BYTES):
+                piece = target[start : start + STRIDE_BYTES]
+                receive(self._socket, piece)
+                follower.advance(len(piece))
+        finally:
+            total = follower.end()
+        return total
 
     def close(self) -> None:
         """Hang up."""

@@ -180,7 +180,7 @@ def test_periodic_saves_skip_a_bad_state() -> None:
         segments.unlink_all(name, "n0")
 
 
-@pytest.mark.parametrize(("mailbox", "left"), [(None, 0), ("/nowhere/mailbox.sock", 1)])
+@pytest.mark.parametrize(("mailbox", "left"), [(None, 0), ("/nowhere/mailbox.sock", 2)])
 def test_without_our_launcher_a_finished_script_gives_its_memory_back(mailbox: str | None, left: int) -> None:
     name = f"t{uuid.uuid4().hex[:8]}"
     job = Job(Environment(name, "n0", 1, 0, 0, 1, None, mailbox, None, None, 60.0))

@@ -1,0 +1,114 @@
+"""The checkpoint part: everything measured by turns in one run, ratios against the bars."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training import others, ours
+from benchmarks.training.state import Training
+
+STALL_OVER_TORCH_SAVE = 0.1
+OVERLAP_MS_PER_GB = 20.0
+LOCAL_S_PER_GB = 1.0
+PULL_OVER_RAW = 0.8
+MEMORY_RATIO = 2.1
+REPLICA_RATIO = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One promise: the figure found, and what it must be at least or at most."""
+
+    name: str
+    found: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is on the right side."""
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+def measure(state_mb: int, rounds: int, folder: str, dlrover_python: str) -> dict[str, Any]:
+    """All figures, in seconds where the name ends in ``_s``."""
+    training = Training(state_mb)
+    training.step()
+    size = training.size_bytes()
+    found: dict[str, Any] = {"state_bytes": size, "rounds": rounds}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        found["torch_save_s"] = others.torch_save_s(training, Path(place), rounds, fsync=False)
+        found["torch_save_fsync_s"] = others.torch_save_s(training, Path(place), rounds, fsync=True)
+        found["dcp_async_s"] = others.dcp_async_s(training, Path(place), rounds)
+    found["dlrover"] = others.dlrover(dlrover_python, state_mb, rounds)
+    bench = ours.Bench(training)
+    try:
+        found["at_once_s"] = bench.stall_at_once_s(rounds)
+        found["overlapped"] = bench.stall_overlapped(rounds)
+        found["overlapped_equal"] = bench.overlapped_is_equal()
+        found["memory_ratio"] = bench.memory_ratio()
+        found["restore_local_s"] = bench.restore_local_s(rounds, state_mb)
+        found["replica"] = bench.replica()
+        found["pull"] = bench.pull(rounds)
+    finally:
+        bench.close()
+    return found
+
+
+def bars(found: dict[str, Any]) -> list[Bar]:
+    """The promises of the checkpoint part."""
+    gigabytes = found["state_bytes"] / 1e9
+    middle = statistics.median
+    at_once, exposed = middle(found["at_once_s"]), middle(found["overlapped"]["stall_s"])
+    torch_save, dcp = middle(found["torch_save_s"]), middle(found["dcp_async_s"])
+    made = [
+        Bar("stall at once / torch.save", at_once / torch_save, STALL_OVER_TORCH_SAVE),
+        Bar("stall overlapped / torch.save", exposed / torch_save, STALL_OVER_TORCH_SAVE),
+        Bar("stall at once / DCP async", at_once / dcp, 1.0),
+        Bar("stall overlapped / DCP async", exposed / dcp, 1.0),
+        Bar("stall overlapped, ms per GB", exposed * 1e3 / gigabytes, OVERLAP_MS_PER_GB),
+        Bar("overlapped equals at once, bit for bit", float(found["overlapped_equal"]), 1.0, at_least=True),
+        Bar("memory / state", found["memory_ratio"], MEMORY_RATIO),
+        Bar("replica held / state", found["replica"]["held_ratio"], REPLICA_RATIO),
+        Bar("restore from local memory, s per GB", middle(found["restore_local_s"]) / gigabytes, LOCAL_S_PER_GB),
+        Bar("pull from a peer / bare socket (speed)", found["pull"]["ratio"], PULL_OVER_RAW, at_least=True),
+    ]
+    if "memory_s" in found["dlrover"]:
+        flash = middle(found["dlrover"]["memory_s"])
+        made.insert(4, Bar("stall at once / DLRover", at_once / flash, 1.0))
+        made.insert(5, Bar("stall overlapped / DLRover", exposed / flash, 1.0))
+    return made
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Lines for people: medians."""
+    middle = statistics.median
+    gigabytes = found["state_bytes"] / 1e9
+    overlapped = found["overlapped"]
+    rows = [
+        ("Trainwarden, beside the step", overlapped["stall_s"]),
+        ("Trainwarden, at once", found["at_once_s"]),
+        ("DCP async_save", found["dcp_async_s"]),
+        ("torch.save to disk", found["torch_save_s"]),
+        ("torch.save to disk, fsync", found["torch_save_fsync_s"]),
+    ]
+    flash = found["dlrover"]
+    if "memory_s" in flash:
+        rows.insert(2, ("DLRover Flash Checkpoint", flash["memory_s"]))
+    lines = [f"stall of a save of {gigabytes:.3f} GB, median (min to max) of {found['rounds']} rounds, ms"]
+    lines += [f"  {name:32} {middle(t) * 1e3:9.1f}   ({min(t) * 1e3:.1f} to {max(t) * 1e3:.1f})" for name, t in rows]
+    if "why_not" in flash:
+        lines.append(f"  DLRover Flash Checkpoint: not measured, {flash['why_not']}")
+    lines.append(
+        f"  a step beside which a save is copied: {middle(overlapped['step_s']) * 1e3:.0f} ms,"
+        f" without: {middle(overlapped['plain_step_s']) * 1e3:.0f} ms"
+    )
+    lines.append(
+        f"replica pushed in {found['replica']['push_s']:.2f} s, held {found['replica']['held_ratio']:.2f} x,"
+        f" at most while one arrives {found['replica']['most_ratio']:.2f} x the state"
+    )
+    return lines
