@@ -143,10 +143,16 @@ def verdicts(results: list[Row]) -> list[str]:
     for result in results:
         rows = [r for r in result["rows"] if r["kind"] in CARRIER]
         gap_bar = GAP_BAR_MS[result["mode"]]
-        for name, key, bar in (("named", "named_ms", NAMED_BAR_MS), ("gap", "gap_ms", gap_bar), ("back", "back_ms", BACK_BAR_MS)):
+        for name, key, bar in (
+            ("named", "named_ms", NAMED_BAR_MS),
+            ("gap", "gap_ms", gap_bar),
+            ("back", "back_ms", BACK_BAR_MS),
+        ):
             within, p99 = sum(r[key] < bar for r in rows), quantile([r[key] for r in rows], 0.99)
             met = "met" if p99 < bar else "MISSED"
-            lines.append(f"{result['mode']:7s} {name:6s} p99 {p99:7.1f} ms, bar {bar:5.0f} ms: {met}, within it {within} of {len(rows)}")
+            lines.append(
+                f"{result['mode']:7s} {name:6s} p99 {p99:7.1f} ms, bar {bar:5.0f} ms: {met}, within it {within} of {len(rows)}"
+            )
         lines.append(f"{result['mode']:7s} restarts {result['restarts']}")
     return lines
 
@@ -156,7 +162,9 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=100, help="per mode; about 2 s each")
     parser.add_argument("--others", type=int, default=3, help="trials per mode and fault that loses no carrier")
     parser.add_argument("--modes", default="routes,mptcp")
-    parser.add_argument("--ring", action="store_true", help="a ring over plain sockets instead of torch: starts at once")
+    parser.add_argument(
+        "--ring", action="store_true", help="a ring over plain sockets instead of torch: starts at once"
+    )
     parser.add_argument("--nodes", type=int, default=3)
     given = parser.parse_args()
     if os.geteuid() != 0:
@@ -167,15 +175,30 @@ def main() -> int:
         for mode in given.modes.split(","):
             results.append(run_mode(mode, at, Path(folder) / mode, given.trials, given.others, given.ring))
     table = [row for result in results for row in summary(result)]
-    print(f"{'mode':7s} {'fault':13s} {'n':>4s}" + "".join(f"{key:>20s}" for key in ("named", "gap", "back", "gap then", "quiet gap")))
+    print(
+        f"{'mode':7s} {'fault':13s} {'n':>4s}"
+        + "".join(f"{key:>20s}" for key in ("named", "gap", "back", "gap then", "quiet gap"))
+    )
     for row in table:
         cells = (row[key] for key in ("named_ms", "gap_ms", "back_ms", "back_gap_ms", "quiet_gap_ms"))
-        print(f"{row['mode']:7s} {row['kind']:13s} {row['trials']:4d}" + "".join(f"{p50:10.1f} /{p99:8.1f}" for p50, p99 in cells))
-    print("milliseconds, p50 / p99; `quiet gap`: the longest between two steps in 0.3 s before the fault, for comparison")
+        print(
+            f"{row['mode']:7s} {row['kind']:13s} {row['trials']:4d}"
+            + "".join(f"{p50:10.1f} /{p99:8.1f}" for p50, p99 in cells)
+        )
+    print(
+        "milliseconds, p50 / p99; `quiet gap`: the longest between two steps in 0.3 s before the fault, for comparison"
+    )
     print("\n".join(verdicts(results)))
     load = statistics.fmean(os.getloadavg())
     job = "ring" if given.ring else "ddp"
-    kept = {"job": job, "machine": platform.platform(), "load": load, "nodes": given.nodes, "summary": table, "results": results}
+    kept = {
+        "job": job,
+        "machine": platform.platform(),
+        "load": load,
+        "nodes": given.nodes,
+        "summary": table,
+        "results": results,
+    }
     RESULTS.with_name(f"links_{job}.json").write_text(json.dumps(kept, indent=1) + "\n")
     return int(any(result["restarts"] for result in results))
 

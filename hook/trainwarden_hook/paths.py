@@ -99,31 +99,38 @@ class Inbound:
     def put(self, number: int, behind: int) -> None:
         """A heartbeat; ``behind`` = numbers that other rails were ahead: after a silence the counting of losses begins anew."""
         window = self.tuning.loss_window_beats
-        if self.newest < 0 or behind >= self.tuning.silent_beats:
-            self.newest, self.since, self.bits = max(number, self.newest), number, 1
-            self.lossy = self.slow = False
-            self.round_trips_ms.clear()
-        elif number > self.newest:
+        if behind >= self.tuning.silent_beats:
+            self.restart(number)
+        if number > self.newest:
             self.bits = ((self.bits << (number - self.newest)) | 1) & ((1 << window) - 1)
             self.newest = number
         elif self.newest - number < window:
             self.bits |= 1 << (self.newest - number)
 
-    def lost(self, latest: int) -> int:
-        """Numbers missing within the window; the very newest are left out, they may be under way."""
+    def restart(self, number: int) -> None:
+        """Count from ``number`` on. Whoever lost much before is not acquitted by it."""
+        self.newest, self.since, self.bits = number - 1, number, 0
+        self.slow = False
+        self.round_trips_ms.clear()
+
+    def seen(self, latest: int) -> int:
+        """Numbers that the window tells of; the very newest are left out, they may be under way."""
         under_way = self.tuning.silent_beats
-        end = latest - under_way
-        seen = min(end - self.since + 1, self.tuning.loss_window_beats - under_way)
-        if seen <= 0:
-            return 0
-        shift = self.newest - end
+        return max(0, min(latest - under_way - self.since + 1, self.tuning.loss_window_beats - under_way))
+
+    def lost(self, latest: int) -> int:
+        """How many of these are missing."""
+        seen, shift = self.seen(latest), self.newest - (latest - self.tuning.silent_beats)
         inside = self.bits >> shift if shift >= 0 else self.bits << -shift
         return seen - (inside & ((1 << seen) - 1)).bit_count()
 
     def look(self, latest: int, others_ms: float) -> None:
-        """Judge losses and round trips; between the limit and half of it nothing changes."""
-        limit = self.tuning.loss_ratio * self.tuning.loss_window_beats
-        self.lossy = self.lost(latest) > (limit / 2 if self.lossy else limit)
+        """Judge losses and round trips; between the limit and half of it nothing changes, and a silence is no loss."""
+        if latest - self.newest >= self.tuning.silent_beats:
+            return
+        limit, lost = self.tuning.loss_ratio * self.tuning.loss_window_beats, self.lost(latest)
+        acquitted = lost <= limit / 2 and 2 * self.seen(latest) >= self.tuning.loss_window_beats
+        self.lossy = not acquitted if self.lossy else lost > limit
         median_ms, limit_ms = self.median_ms(), self.tuning.slow_ms / (2 if self.slow else 1)
         self.slow = median_ms > limit_ms and others_ms * MUCH_FASTER < median_ms
 
@@ -168,13 +175,11 @@ class PeerPaths:
         if beat.boot != self._boot:
             self._forget(beat.boot)
         rail = self._inbound[beat.rail]
-        behind = self._latest - rail.newest
-        if self._latest < 0:
-            for other in self._inbound:
-                other.newest = other.since = beat.number - 1
-                other.since += 1
-            behind = 0
-        rail.put(beat.number, behind)
+        if self._latest < 0 or beat.number - self._latest >= self._tuning.silent_beats:
+            # nothing came on any rail for a while: that says nothing about one of them
+            for each in self._inbound:
+                each.restart(beat.number)
+        rail.put(beat.number, self._latest - rail.newest)
         if beat.echo_ns:
             trip_ns = now_ns - beat.echo_ns - beat.echo_age_us * 1000
             rail.round_trips_ms.append(max(trip_ns, 0) / NS_PER_MS)
