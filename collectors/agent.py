@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import math
@@ -47,6 +48,8 @@ JITTER_MAX_MS = 200
 DEADLINE_SHARE = 0.5
 SELF_EVERY_TICKS = 10
 PLACED_TICKS = 3
+M_ARENA_MAX = -8
+"""Of the C library's `mallopt`."""
 THIN_ABOVE, THIN_UNTIL = 0.5, 0.05
 """Shares of the spool at which the agent begins to tick slower, and goes back to its usual pace."""
 THIN_FACTOR = 5
@@ -343,6 +346,7 @@ def run(config: Config) -> None:
     UsageError
         When the spool, the socket or the metrics port cannot be had, or a setting is wrong.
     """
+    one_heap()
     agent = build(config, SystemClock())
     page = None
     before = {number: signal.signal(number, _stopper(agent)) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -358,6 +362,14 @@ def run(config: Config) -> None:
         if page is not None:
             page.shutdown()
         agent.close()
+
+
+def one_heap() -> None:
+    """Let all threads share one heap: those that ask devices come and go, and each would leave a heap of its own behind."""
+    try:
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    except (AttributeError, OSError):
+        return  # another C library: it has other habits
 
 
 def _stopper(agent: Agent) -> Any:

@@ -101,6 +101,7 @@ class LocalKeeper:
 
 def measure(folder: Path, ticks: int) -> dict[str, Any]:
     """Figures at a thousand ticks, at each power of ten after it, and at the end."""
+    agent.one_heap()
     os.environ["NVML_STUB_STATE"] = str(stand_in(folder, 0).path)
     around = Surroundings(folder, "memory://flat")
     more = f'root = "{build_tree(folder, live_proc=True)}"\n[collector.sources.nvidia]\nlibrary = "{built()}"\n'

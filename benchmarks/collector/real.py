@@ -17,11 +17,12 @@ from trainwarden.bus import Message
 from trainwarden.records import Catalog, Tick, decode
 
 WARM_UP_S = 15.0
-MISSED_BAR_RATIO = 0.02
+SLACK_TICKS = 5
+"""Seconds that the agent takes to start and to end."""
 
 
 def measure(folder: Path, seconds: float) -> dict[str, Any]:
-    """Figures of `seconds`; ok when nearly every tick came and the costs are within their bars."""
+    """Figures of `seconds`; ok when every tick came or was counted as missed, and the costs are within their bars."""
     with surrounded(folder) as around:
         with agent(around, "", {}) as process:
             time.sleep(WARM_UP_S)
@@ -30,9 +31,10 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
             elapsed_s, after, page = time.monotonic() - begun, footprint(process.pid), around.page()
         told = report(around.messages())
     missed = sum(value for name, value in page.items() if name.startswith("tw_ticks_missed_total"))
-    figures = {**shares(before, after, elapsed_s), **told, "ticks_missed": missed}
-    enough = told["ticks"] >= (1 - MISSED_BAR_RATIO) * seconds
-    return {**figures, "ok": figures["cpu_ok"] and figures["pss_ok"] and enough and not told["dead_letters"]}
+    # on a machine that is busy with other things a tick may be slept through; what must not be is one that nobody counted
+    silent = max(0.0, round(WARM_UP_S + seconds) - told["ticks"] - missed - SLACK_TICKS)
+    figures = {**shares(before, after, elapsed_s), **told, "ticks_missed": missed, "ticks_lost_in_silence": silent}
+    return {**figures, "ok": figures["cpu_ok"] and figures["pss_ok"] and not silent and not told["dead_letters"]}
 
 
 def report(messages: Iterable[Message]) -> dict[str, Any]:
