@@ -68,7 +68,7 @@ class State(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Look:
-    """One family at one tick; `load` and `phase` per row of the table."""
+    """One family at one tick; `load` and `phase` per row of the table, `shifts` those of the readings that are no job's doing."""
 
     tick: AlignedTick
     table: Table
@@ -77,6 +77,7 @@ class _Look:
     phase: Array
     readings: Readings
     topology: Topology
+    shifts: NDArray[np.int64]
 
 
 class ThresholdDetector(Detector):
@@ -145,7 +146,8 @@ class ThresholdDetector(Detector):
         load, phase = table.per_row(loads, np.nan), table.per_row(phases, 0.0).astype(np.int64)
         common = table.common(compared, load, phase, jobs)
         readings = table.lines.step(compared, load, phase, common)
-        look = _Look(tick, table, raw, load, phase, readings, topology)
+        shifts = table.news_of(readings.shifts, jobs) if len(readings.shifts) else readings.shifts
+        look = _Look(tick, table, raw, load, phase, readings, topology, shifts)
         self._keep_excerpts(look)
         return [*self._starts(look), *self._ends(look), *self._shifts(look)]
 
@@ -166,7 +168,7 @@ class ThresholdDetector(Detector):
         return verdicts
 
     def _shifts(self, look: _Look) -> list[Verdict]:
-        pairs = look.readings.shifts
+        pairs = look.shifts
         score, side = look.table.lines.state.shifts.score_of(pairs[:, 0], pairs[:, 1])
         order = np.argsort(-score, kind="stable")[: self.settings.per_tick]
         verdicts = []

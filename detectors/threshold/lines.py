@@ -230,6 +230,14 @@ class Lines:
         down = self.state.tails.height(np.ones_like(row), row, column, risk)
         return np.maximum(up, least), np.maximum(down, least)
 
+    def shift_line(self, rows: Array, column: int) -> F32:
+        """The walks at which series of a column count as shifted."""
+        return np.asarray(self.state.shifts.mean[rows, column] * np.float32(-np.log(_SHIFT_RISK * self.settings.risk)))
+
+    def keep_silent(self, pairs: NDArray[np.int64]) -> None:
+        """Say that these shifts, (row, column), need not be said, nor that they are over."""
+        self.state.shifted[pairs[:, 0], pairs[:, 1]] = _SILENT
+
     def spread(self, row: int) -> F32:
         """Spread of the series of one row, with its floors."""
         out = np.empty((1, self.shape[1]), np.float32)

@@ -4,6 +4,10 @@ Two things are taken for a job's doing. A movement: the median of what is left o
 job that moves as one (it stops, starts, waits): when most peers have left their usual place in the same direction, on most of the job's
 nodes, the level that they have come to says where a series should lie, whatever its own level was before. A fault of a node, a leaf, a
 rail or a rack strikes fewer than that, so it is not taken for the job's.
+
+A drift is shared by fewer already. When a job stops and goes on, its lines have followed it down and follow it up again, and a series that
+mostly rests (marked packets, retries) moves on some of the ports only, on others of them each moment. So a series that has lain to one side
+of its place is no news while a quarter of its peers, on most of the nodes, have begun to lie there too.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ _ASKED = 63
 """The common movement of more peers than this is read off an even sample of them."""
 _MOVED = np.float32(4.0)
 """Spreads from its usual place at which a peer counts as having left it."""
+_SHARED = 0.25
+"""Share of the peers that drift together when their job does; one rail of eight, or of four, is no more."""
+_BEGUN = 0.2
+"""Share of the way to its line at which a walk counts as a drift that has begun: one healthy series in forty is there."""
 _MAD_TO_SIGMA = np.float32(1.4826)
 _REMEMBERED_NS = 600 * NS_PER_S
 
@@ -83,10 +91,14 @@ class Group:
 
     def moves(self, part: Flags, known: Flags) -> Flags:
         """Per column, whether most known peers are `part` of it, on most of the nodes known, two at least (rows × columns)."""
+        return self.shares(part, known, 0.5)
+
+    def shares(self, part: Flags, known: Flags, share: float) -> Flags:
+        """Per column, whether more than this share of known peers are `part` of it, on most of the nodes known, two at least."""
         nodes = np.logical_or.reduceat(part, self.starts, axis=0).sum(axis=0)
         of = np.logical_or.reduceat(known, self.starts, axis=0).sum(axis=0)
-        most = 2 * part.sum(axis=0) > known.sum(axis=0)
-        return np.asarray(most & (2 * nodes > of) & (nodes >= _LEAST_NODES))
+        enough = part.sum(axis=0) > share * known.sum(axis=0)
+        return np.asarray(enough & (2 * nodes > of) & (nodes >= _LEAST_NODES))
 
 
 class Groups:
@@ -167,6 +179,27 @@ def _follow(
             left = _beyond_level(values[:, alike], moved[:, alike], breadth[:, alike])
             left = smaller(surprise[:, alike] - movement[alike], left)
             out[np.ix_(rows, columns[alike])] = _zero_unknown(surprise[:, alike] - left)
+
+
+def drifts_shared(lines: Lines, pairs: Ints, groups: Sequence[Group], number: Ints) -> Flags:
+    """Which of these series, (row, column) pairs that have shifted, do what a part of their peers that is too large for a fault does.
+
+    `number` is each row's group (see `Groups.numbers`).
+    """
+    found = np.zeros(len(pairs), np.bool_)
+    if not len(pairs):
+        return found
+    _, side = lines.state.shifts.score_of(pairs[:, 0], pairs[:, 1])
+    own = number[pairs[:, 0]]
+    for group, column, below in sorted(
+        {(int(g), int(c), int(s)) for g, c, s in zip(own, pairs[:, 1], side, strict=True) if g >= 0}
+    ):
+        rows = groups[group].rows
+        known = lines.state.places.seen[rows, column] >= lines.settings.warm_ticks
+        begun = known & (lines.state.shifts.walk[below, rows, column] >= _BEGUN * lines.shift_line(rows, column))
+        shared = groups[group].shares(begun[:, None], known[:, None], _SHARED)[0]
+        found[(own == group) & (pairs[:, 1] == column) & (side == below)] = shared
+    return found
 
 
 def _beyond_level(values: F32, moved: Flags, breadth: F32) -> F32:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from detectors.base import F32, FamilyMatrix
 from detectors.state import Array
 from detectors.threshold.lines import Lines, LineSettings, LinesState
-from detectors.threshold.peers import Groups, common
+from detectors.threshold.peers import Groups, common, drifts_shared
 from detectors.threshold.places import PHASES
 
 STATES = frozenset(
@@ -217,6 +217,13 @@ class Table:
         return common(
             self.lines, compared, load, phase, self._peers.of(self.roster.entities, self.roster.changes, jobs)
         )
+
+    def news_of(self, shifts: NDArray[np.int64], jobs: dict[str, str]) -> NDArray[np.int64]:
+        """Those of these (row, column) shifts that are not the job's doing; the others are not asked about again."""
+        groups = self._peers.of(self.roster.entities, self.roster.changes, jobs)
+        shared = drifts_shared(self.lines, shifts, groups, self._peers.numbers(len(self.roster.entities)))
+        self.lines.keep_silent(shifts[shared])
+        return np.asarray(shifts[~shared])
 
     def raw(self, column: int, value: float) -> float:
         """A compared value in the unit of its metric."""

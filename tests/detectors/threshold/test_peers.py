@@ -12,7 +12,8 @@ from detectors.base import Detector, Frame
 from detectors.contract import run
 from detectors.synthetic import START_NS, Scene, SyntheticCluster
 from detectors.threshold.dynamic import ThresholdDetector
-from detectors.threshold.peers import Fellows, Groups, smaller
+from detectors.threshold.lines import Lines
+from detectors.threshold.peers import Fellows, Groups, drifts_shared, smaller
 from detectors.threshold.stale import StaleSeriesDetector
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import TopologyEvent
@@ -111,6 +112,33 @@ def test_a_job_that_is_placed_anew_keeps_its_nodes_and_forgets_them_after_ten_mi
 def place(topology: Topology, attempt: int, nodes: dict[int, str]) -> None:
     ranks = tuple((rank, node, "gpu0") for rank, node in nodes.items())
     topology.apply(TopologyEvent(entity="job:job", origin="hook", valid_from_ns=START_NS, attempt=attempt, ranks=ranks))
+
+
+def drifted(devices: list[int], nodes: int = 8, per_node: int = 4) -> tuple[int, int]:
+    """Shifts of lines in all, and those that are no job's doing: from tick 400 on, these devices lie a spread higher."""
+    entities = [(f"n{node}", f"port{port}") for node in range(nodes) for port in range(per_node)]
+    groups, lines, rng = Groups("nic"), Lines(len(entities), 1, alike=True), np.random.default_rng(3)
+    made = groups.of(entities, 1, {f"n{node}": "job" for node in range(nodes)})
+    higher = np.isin(np.arange(len(entities)), devices)[:, None]
+    said = news = 0
+    for tick in range(500):
+        values = rng.normal(5.0, 1.0, (len(entities), 1)) + 1.4 * higher * (tick >= 400)
+        shifts = lines.step(values.astype(np.float32)).shifts
+        shared = drifts_shared(lines, shifts, made, groups.numbers(len(entities)))
+        said, news = said + len(shifts), news + int((~shared).sum())
+    return said, news
+
+
+def test_what_a_third_of_the_ports_do_on_most_nodes_is_the_jobs_doing_and_one_rail_is_news() -> None:
+    third = [4 * node + port for node in range(8) for port in ({0}, {1, 2})[node % 2]]
+    said, news = drifted(third)
+    assert said >= 6
+    assert news == 0
+    rail = [4 * node for node in range(8)]
+    said, news = drifted(rail)
+    assert news == said >= 3
+    said, news = drifted([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+    assert news == said >= 6
 
 
 def test_smaller_of_two_leaves_nothing_where_they_disagree() -> None:
