@@ -185,6 +185,8 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
     low, high = parse_nodes(given.nnodes or "1:1")
     conf = parse_conf(given.rdzv_conf)
     meeting = torchrun_flags.meeting_of(given, conf, (low, high))
+    # as torchrun: one node needs no meeting place
+    given.standalone = given.standalone or (high == 1 and not meeting.endpoint)
     workers = torchrun_flags.workers_of(given.nproc_per_node)
     interval_s = torchrun_flags.number(given.monitor_interval, "--monitor-interval", 0.1)
     grace_s = torchrun_flags.number(given.shutdown_timeout, "--shutdown-timeout", given.grace)
@@ -204,7 +206,8 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
         endpoint=endpoint,
         standalone=given.standalone,
         rdzv_id=given.rdzv_id or job,
-        rdzv_conf=conf,
+        # whoever serves the store, it is not torch's part of the rendezvous
+        rdzv_conf={**conf, "is_host": "false"},
         local_addr=given.local_addr or address_towards(*endpoint),
         max_restarts=int(torchrun_flags.number(given.max_restarts, "--max-restarts", 3, whole=True)),
         monitor_interval_s=interval_s,

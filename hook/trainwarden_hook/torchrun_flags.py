@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -138,8 +139,11 @@ def meeting_of(given: argparse.Namespace, conf: Mapping[str, str], nodes: tuple[
     """
     backend = given.rdzv_backend
     asked = conf.get("is_host", "").lower() in {"1", "true"}
-    if backend in {"", "c10d"} and not (given.master_addr or given.node_rank):
-        return Meeting(given.rdzv_endpoint, -1, asked)
+    if backend == "c10d" or (not backend and not (given.master_addr or given.node_rank)):
+        # who says c10d expects what torchrun does: the node that the endpoint names serves the store, unless somebody does
+        told = "is_host" in given.rdzv_conf
+        hosts = asked or (backend == "c10d" and not told and is_here(given.rdzv_endpoint.rpartition(":")[0]))
+        return Meeting(given.rdzv_endpoint, -1, hosts)
     if backend not in {"", "static"}:
         known = "c10d (a store at --rdzv-endpoint) or static (--master-addr, --master-port, --node-rank)"
         raise UsageError(f"--rdzv-backend is {backend!r}, expected {known}")
@@ -152,6 +156,17 @@ def meeting_of(given: argparse.Namespace, conf: Mapping[str, str], nodes: tuple[
         raise UsageError(f"--node-rank is {rank}, expected 0 to {nodes[1] - 1} with --nnodes {nodes[1]}")
     endpoint = given.rdzv_endpoint or f"{given.master_addr or '127.0.0.1'}:{given.master_port or STATIC_PORT}"
     return Meeting(endpoint, rank, rank == 0 or asked)
+
+
+def is_here(host: str) -> bool:
+    """Whether ``host`` is an address of this machine: then a socket can be bound to it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return bool(host)
 
 
 def signals_of(text: str) -> tuple[int, ...]:

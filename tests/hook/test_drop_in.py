@@ -38,7 +38,12 @@ def test_the_command_lines_that_people_have() -> None:
     assert one.script == ["train.py", "--lr", "1"]
     assert any("--tee" in note for note in one.notes)
     many = options("--nnodes", "2:4", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:29400", "--rdzv_id", "7")
-    assert (many.min_nodes, many.max_nodes, many.rdzv_id, many.hosts_store) == (2, 4, "7", False)
+    assert (many.min_nodes, many.max_nodes, many.rdzv_id, many.hosts_store) == (2, 4, "7", True)
+    far = ("--nnodes", "2", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1")
+    assert not options(*far, "--rdzv-endpoint", "192.0.2.7:29400").hosts_store, "an address of another machine"
+    told = (*far, "--rdzv-endpoint", "127.0.0.1:29400", "--rdzv-conf", "is_host=0")
+    assert not options(*told).hosts_store
+    assert options("--nproc-per-node", "2").standalone, "one node and no endpoint: the plainest command line there is"
     assert options("--standalone", "--nproc-per-node", "auto").workers_per_node >= 1
     assert options("--standalone", "--nproc-per-node", "cpu").workers_per_node == os.cpu_count()
     assert options("--standalone", "--shutdown-timeout", "9").grace_s == 9

@@ -23,7 +23,7 @@ from trainwarden_hook.warden import main as warden_main
         (["--nnodes", "4:2", "--standalone", "x.py"], "--nnodes"),
         (["--nnodes", "two", "--standalone", "x.py"], "--nnodes"),
         (["--standalone"], "no training script"),
-        (["x.py"], "--rdzv-endpoint"),
+        (["--nnodes", "2", "x.py"], "--rdzv-endpoint"),
         (["--rdzv-endpoint", "host", "x.py"], "HOST:PORT"),
         (["--rdzv-endpoint", "h:99999", "x.py"], "HOST:PORT"),
         (["--rdzv-endpoint", "h:²", "x.py"], "HOST:PORT"),
