@@ -346,6 +346,7 @@ LOGS = (
     "gpud-logs/xid-dmesg-with-xid-119.log", "gpud-logs/kmsg-kmsg.1.log", "gpud-logs/kmsg-kmsg.2.peermem.log",
     "gpud-logs/nccl-segfault-dmesg.decode.iso.log", "gpud-logs/memory-dmesg.decode.iso.log", "gpud-logs/os-dmesg.decode.iso.log",
     "gpud-logs/fabric-manager-fabricmanager.log", "gpud-logs/pstore-dmesg-erst.txt",
+    "ascend/plog-59420_20250124110314898.log", "ascend/plog-12337_20230704214646084.log", "ascend/device-1365_20250806230906733.log",
 )  # fmt: skip
 
 

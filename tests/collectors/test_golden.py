@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.collectors.golden import CAPTURES, LOGS, Capture, look, told, told_of_log
 from tests.collectors.kit import FIXTURES
+from trainwarden.commands import collect
 
 GOLDEN = FIXTURES / "golden"
 HEAD = "# what the sources make of this capture; see tests/collectors/test_golden.py before changing it\n"
@@ -38,3 +41,20 @@ def agreed(name: str, seen: str) -> None:
     if WRITE:
         path.write_text(HEAD + seen, encoding="utf-8")
     assert HEAD + seen == path.read_text(encoding="utf-8"), f"{path}: if the new one is right, write it (see above)"
+
+
+def test_the_command_sees_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`trainwarden collect --once --root`, of the captured states that need no second look."""
+    [capture] = [each for each in CAPTURES if each.name == "procfs"]
+    root = tmp_path / "root"
+    root.mkdir()
+    capture.lay(root)
+    config = tmp_path / "trainwarden.toml"
+    config.write_text(f'run_dir = "{tmp_path}"\n', encoding="utf-8")
+    command = typer.main.get_command(collect.app)
+    command.main(["--config", str(config), "--root", str(root), "--once", "--node", "n0"], standalone_mode=False)
+    families = json.loads(capsys.readouterr().out)["families"]
+    assert families["nic"]["eth0"]["speed_mbps"] == 1000
+    assert families["rdma"]["mlx5_0/1"]["state"] == 4
+    assert families["host"]["host"]["load1"] == pytest.approx(0.02)
+    assert families["host"]["host"]["mem_available_ratio"] is None

@@ -106,3 +106,16 @@ def test_free_space_arrives_with_a_later_sample(tmp_path: Path) -> None:
     source.sample(0)
     assert source._space.settle(60)
     assert values(source, board.second(source), "host", "host")["run_dir_free_bytes"] > 0
+
+
+def test_without_a_whole_disk_nothing_is_read_or_written_and_that_is_not_zero(tmp_path: Path) -> None:
+    board = bench(tmp_path, "node")
+    board.write("/proc/diskstats", "   7       0 loop0 1 2 3 4 5 6 7 8 0 9 10\n")
+    board.write("/proc/loadavg", "odd 0.04 0.05 x/301 20109")
+    source = board.build(HostSource)
+    source.sample(0)
+    row = values(source, board.second(source), "host", "host")
+    assert "cpu_busy_ratio" not in row  # no tick passed in a tree that stands still
+    assert not {"disk_read_bytes_per_s", "disk_write_bytes_per_s", "disk_busy_ratio", "load1", "runnable_tasks"} & set(
+        row
+    )
