@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-collector bench-relation clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-training bench-collector bench-relation clean install
 
 install: $(STAMP)
 
@@ -63,6 +63,10 @@ bench-detect: $(BENCH_STAMP)
 # who names the culprit among thousands of nodes: ours and eight floors on simulations held out from training; QUICK=--quick takes five minutes
 bench-relation: $(STAMP)
 	$(BIN)/python -m benchmarks.relation $(QUICK)
+
+# saves and restores beside torch.save, torch.distributed.checkpoint and DLRover; TRAINING="--state-mb 100 --rounds 3" for a quick look
+bench-training: $(STAMP)
+	$(BIN)/python -m benchmarks.training $(TRAINING)
 
 $(BENCH_STAMP): pyproject.toml benchmarks/detect/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)

@@ -22,7 +22,11 @@ def main() -> int:
     parser.add_argument("--state-mb", type=int, default=1000, help="size of the state; 100 for a quick look")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="on the disk that torch.save writes to")
-    parser.add_argument("--dlrover-python", default=os.environ.get("DLROVER_PYTHON", ""), help="has dlrover installed")
+    parser.add_argument(
+        "--dlrover-python",
+        default=os.environ.get("DLROVER_PYTHON", ""),
+        help="has dlrover; default: installed anew into a temporary environment, none: left out",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "training_checkpoints.json")
     given = parser.parse_args()
     load_before = os.getloadavg()
@@ -33,8 +37,12 @@ def main() -> int:
         sign = ">=" if bar.at_least else "<="
         print(f"  {'ok  ' if bar.met else 'MISS'} {bar.name}: {bar.found:.3f} {sign} {bar.limit:g}")
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": load_before}
-    text = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": machine, "found": found}
-    text["bars"] = [{"name": bar.name, "found": bar.found, "limit": bar.limit, "met": bar.met} for bar in bars]
+    text = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine,
+        "found": found,
+        "bars": [{"name": bar.name, "found": bar.found, "limit": bar.limit, "met": bar.met} for bar in bars],
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(text, indent=1) + "\n")
     print(f"written to {given.out}")

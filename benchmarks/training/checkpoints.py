@@ -44,7 +44,7 @@ def measure(state_mb: int, rounds: int, folder: str, dlrover_python: str) -> dic
         found["torch_save_s"] = others.torch_save_s(training, Path(place), rounds, fsync=False)
         found["torch_save_fsync_s"] = others.torch_save_s(training, Path(place), rounds, fsync=True)
         found["dcp_async_s"] = others.dcp_async_s(training, Path(place), rounds)
-    found["dlrover"] = others.dlrover(dlrover_python, state_mb, rounds)
+        found["dlrover"] = _dlrover(dlrover_python, Path(place), state_mb, rounds)
     bench = ours.Bench(training)
     try:
         found["at_once_s"] = bench.stall_at_once_s(rounds)
@@ -57,6 +57,15 @@ def measure(state_mb: int, rounds: int, folder: str, dlrover_python: str) -> dic
     finally:
         bench.close()
     return found
+
+
+def _dlrover(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, Any]:
+    if python == "none":
+        return {"why_not": "it was left out (--dlrover-python none)"}
+    why_not = ""
+    if not python:
+        python, why_not = others.dlrover_interpreter(place)
+    return {"why_not": why_not} if why_not else others.dlrover(python, state_mb, rounds)
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     given = parser.parse_args()
     AsyncCheckpointSaver.start_async_saving_ckpt()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     training = Training(given.state_mb)
     training.step()
     times = []

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import torch.distributed.checkpoint as dcp
 
 from benchmarks.training.state import Training
 
+DLROVER = "dlrover==0.6.1"
+DLROVER_NEEDS = ("grpcio", "protobuf", "psutil")
 DLROVER_LIMIT_S = 900
+INSTALL_LIMIT_S = 600
 DLROVER_SCRIPT = Path(__file__).with_name("dlrover_save.py")
 
 
@@ -39,23 +44,41 @@ def torch_save_s(training: Training, folder: Path, rounds: int, fsync: bool) -> 
 def dcp_async_s(training: Training, folder: Path, rounds: int) -> list[float]:
     """How long async_save (thread, default stager) keeps the training thread; each is let finish before the next."""
     if not dist.is_initialized():
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     times = []
     for number in range(rounds + 2):
         target = folder / f"dcp-{number}"
         started = time.perf_counter()
-        future: Any = dcp.async_save(training.state(), checkpoint_id=str(target))
+        future: Any = dcp.async_save(training.state(), checkpoint_id=str(target))  # type: ignore[attr-defined]
         times.append(time.perf_counter() - started)
         future.result()
         shutil.rmtree(target)
     return times[2:]
 
 
+def dlrover_interpreter(folder: Path) -> tuple[str, str]:
+    """An interpreter with DLRover, made new in ``folder`` and borrowing this one's torch; and why there is none."""
+    python = folder / "dlrover" / "bin" / "python"
+    try:
+        _run([sys.executable, "-m", "venv", str(python.parents[1])])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", DLROVER])
+        _run([str(python), "-m", "pip", "install", "--quiet", *DLROVER_NEEDS])
+        shelf = _run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+        Path(shelf, "torch_of_the_bench.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", f"{DLROVER} could not be installed: {error}"
+    return str(python), ""
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_LIMIT_S).stdout
+
+
 def dlrover(python: str, state_mb: int, rounds: int) -> dict[str, Any]:
     """Flash Checkpoint to memory, in an interpreter that has it; ``why_not`` instead of times when it does not run."""
     if not python or not Path(python).exists():
-        return {"why_not": "no interpreter with dlrover was given (--dlrover-python)"}
+        return {"why_not": f"there is no interpreter {python!r} with dlrover"}
     command = [python, str(DLROVER_SCRIPT), "--state-mb", str(state_mb), "--rounds", str(rounds)]
     env = {**os.environ, "PYTHONPATH": str(DLROVER_SCRIPT.parents[2])}
     try:

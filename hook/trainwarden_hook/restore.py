@@ -148,9 +148,22 @@ def agree(mine: Holdings, place: Place | None = None) -> Restored | None:
     ranks = Ranks()
     if ranks.world == 1:
         return _Agreement(mine, ranks, None, place).run()
-    host = address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"), 0)
-    with Server([offer.payload for offer in mine.offers], host) as server:
+    server = _serve(mine)
+    try:
         return _Agreement(mine, ranks, server, place).run()
+    finally:
+        if server is not None:
+            server.close()
+
+
+def _serve(mine: Holdings) -> Server | None:
+    """A rank that cannot be reached can still take its own save, or what others have."""
+    host = address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"), 0)
+    try:
+        return Server([offer.payload for offer in mine.offers], host)
+    except OSError as error:
+        log.warning("the others cannot read the saves of this rank, it cannot listen on %s: %s", host, error)
+        return None
 
 
 class _Agreement:
@@ -200,7 +213,8 @@ class _Agreement:
         for number in self._wanted_of_mine(choice):
             try:
                 self._mine.offers[number].verify()
-            except (Refused, OSError) as error:
+            except Exception as error:
+                # Whatever it is, the others wait for this rank's word.
                 self._mine.refuse(str(error))
                 bad.append((self._ranks.rank, number))
         return bad
@@ -215,7 +229,8 @@ class _Agreement:
     def _read(self, choice: Choice) -> Restored | None:
         try:
             return self._sharded(choice) if choice.sharded else self._whole(choice)
-        except (OSError, Refused, ValueError) as error:
+        except Exception as error:
+            log.debug("reading step %d failed", choice.key[0], exc_info=True)
             self._mine.refuse(f"step {choice.key[0]} cannot be read: {error}")
             return None
 

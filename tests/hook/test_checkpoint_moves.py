@@ -125,7 +125,7 @@ def test_a_change_before_the_copy_is_complete_is_found_and_the_save_refused(
 
     def late(*_: object) -> bool:
         with torch.no_grad():
-            trained.model[0].weight.add_(1)
+            next(trained.model.parameters()).add_(1)
         return True
 
     monkeypatch.setattr("trainwarden_hook.copying.copy_piece", late)

@@ -185,9 +185,12 @@ def test_an_interrupted_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytes
         left.write(payload[: CHUNK_BYTES + 100])
     written: list[int] = []
     plain = os.pwrite
-    monkeypatch.setattr(
-        "trainwarden_hook.disk.os.pwrite", lambda fd, data, at: written.append(len(data)) or plain(fd, data, at)
-    )
+
+    def counted(descriptor: int, data: memoryview, at: int) -> int:
+        written.append(len(data))
+        return plain(descriptor, data, at)
+
+    monkeypatch.setattr("trainwarden_hook.disk.os.pwrite", counted)
     assert folder.write(header, payload, always)
     assert sum(written) == len(payload) - CHUNK_BYTES
     assert open_file(folder.file_of(10), PRINT)[0] == header
