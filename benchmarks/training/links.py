@@ -1,8 +1,8 @@
 """Link escape under a real DDP job: three nodes in network namespaces, two rails, wardens, launchers, gloo.
 
-`python -m benchmarks.training.links --trials 100` takes the first rail of one node after the other away, half of the times by `ip link set
-down` on the node, half at the switch, once with routes alone and once with MPTCP, and prints what the job felt. Other faults (no carrier lost,
-one direction, loss) come after, a few trials each. Needs root. Writes benchmarks/results/links.json.
+`python -m benchmarks.training.links --trials 100` takes the first rail of one node after the other away, in turns by `ip link set down` on
+the node and at the switch, once with routes alone and once with MPTCP, and prints what the job felt. Other faults (no carrier lost, one
+direction, loss) come after, a few trials each. Needs root. Writes benchmarks/results/links_ddp.json.
 """
 
 from __future__ import annotations
@@ -101,10 +101,8 @@ def run_mode(mode: str, at: Stage, root: Path, trials: int, others: int, ring: b
         for trial in range(trials):
             rows.append(one_trial(nodes, trial % count, CARRIER[trial // count % 2]))
             show_progress(mode, trial + 1, trials)
-        if isinstance(nodes, RailCluster):
-            generations = {nodes.status(number)["generation"] for number in range(count)}
-        else:
-            generations = {1}
+        told = [nodes.status(number) for number in range(count)] if isinstance(nodes, RailCluster) else []
+        generations = {status["generation"] for status in told} or {1}
         for kind in ("silent", "one way", "loss 10 %"):
             for trial in range(others):
                 rows.append(one_trial(nodes, trial % count, kind))

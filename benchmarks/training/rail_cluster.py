@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import json
 import os
@@ -25,7 +24,6 @@ T = TypeVar("T")
 SECRET = b"a secret of the benchmark, long enough"
 JOB = Path(__file__).with_name("link_job.py")
 STORE_PORT, WARDEN_PORT = 29400, 9470
-PR_SET_PDEATHSIG = 1
 
 
 def wait_for(what: str, look: Callable[[], T | None], timeout_s: float = 120.0) -> T:
@@ -166,7 +164,8 @@ class RailCluster(StepRows):
         home.mkdir(exist_ok=True)
         python = [sys.executable, "-m"]
         warden = [
-            *python, "trainwarden_hook.warden", "--node", name, "--job", self.job, "--listen", f"{self.stage.address(number)}:{WARDEN_PORT}",
+            *python, "trainwarden_hook.warden", "--node", name, "--job", self.job,
+            "--listen", f"{self.stage.address(number)}:{WARDEN_PORT}",
             "--secret-file", str(self.root / "secret"), "--state-dir", str(home / "state"), "--run-dir", str(home / "run"),
             *(["--links", str(self.root / "links.toml")] if self.links is not None else []),
         ]  # fmt: skip
@@ -184,9 +183,7 @@ class RailCluster(StepRows):
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
         out = (self.root / f"{log}.log").open("ab")
-        return subprocess.Popen(
-            self.stage.enter(number, command), env=env, stdout=out, stderr=out, preexec_fn=_die_with_us
-        )
+        return subprocess.Popen(self.stage.enter(number, command), env=env, stdout=out, stderr=out)
 
     def command(self, number: int, verb: str, args: dict[str, Any], **over: Any) -> tuple[int, dict[str, Any]]:
         now = time.time_ns()
@@ -221,7 +218,3 @@ class RailCluster(StepRows):
             except subprocess.TimeoutExpired:
                 process.kill()
         self.collectors.close()
-
-
-def _die_with_us() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -52,7 +52,7 @@ def remove_all() -> None:
 
 
 class Hand:
-    """A running `ip -batch`, so that a fault begins when the line is written: not after a process start, nor when a busy machine has time."""
+    """A running `ip -batch`: a fault begins when the line is written, not after a process start or when a busy machine has time."""
 
     def __init__(self, space: str) -> None:
         self._process = subprocess.Popen(
@@ -214,7 +214,7 @@ def inside(space: str, work: Callable[[], T]) -> T:
                 if libc.setns(file.fileno(), CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), f"the namespace {space} cannot be entered")
             found.append(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
             failed.append(error)
 
     thread = threading.Thread(target=enter)

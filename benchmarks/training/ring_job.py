@@ -1,4 +1,4 @@
-"""A ring over plain sockets, as an all-reduce uses them: every step each rank sends to the next and hears the one before. Starts at once."""
+"""A ring over plain sockets, as an all-reduce uses them: in every step each rank sends to the next and hears the one before."""
 
 from __future__ import annotations
 

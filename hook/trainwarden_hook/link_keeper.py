@@ -24,21 +24,16 @@ from trainwarden_hook.wire import Sender
 log = logging.getLogger("trainwarden.links")
 REALTIME_PRIORITY = 10
 MAX_MESSAGE_BYTES = 1 << 18
+ANSWER_S, BEGIN_S = 5.0, 60.0
+"""Longest wait for an answer; the first one waits for an interpreter to start."""
 Message = dict[str, Any]
 
 
 class Client:
-    """Starts the process and asks it.
+    """Starts the process and asks it."""
 
-    Parameters
-    ----------
-    timeout_s
-        Longest wait for an answer.
-    """
-
-    def __init__(self, timeout_s: float = 5.0) -> None:
+    def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(timeout_s)
         command = [sys.executable, "-m", "trainwarden_hook.link_keeper", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -53,6 +48,7 @@ class Client:
         OSError
             The process does not answer.
         """
+        self._socket.settimeout(BEGIN_S if verb == "begin" else ANSWER_S)
         self._socket.send(json.dumps({"verb": verb, **arguments}).encode())
         answer = self._socket.recv(MAX_MESSAGE_BYTES)
         if not answer:

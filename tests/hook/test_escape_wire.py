@@ -103,7 +103,7 @@ def test_a_bad_file_gets_one_sentence(over: dict[str, Any], sentence: str) -> No
 def test_an_address_used_twice_is_refused_and_a_file_that_is_none(tmp_path: Path) -> None:
     body = file_of()
     body["nodes"]["n2"]["a"] = "10.0.1.1"
-    with pytest.raises(UsageError, match="10.0.1.1 belongs to both n0 and n2"):
+    with pytest.raises(UsageError, match="belongs to both n0 and n2"):
         parse_rails(body, "n0")
     (tmp_path / "bad").write_bytes(b"[[\xff")
     for name, sentence in (("none", "cannot read the links file"), ("bad", "is no TOML")):
