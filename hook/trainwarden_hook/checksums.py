@@ -18,8 +18,8 @@ EVERY_STEPS = 10
 CHUNK_BYTES = 1 << 20
 DEVICE_CHUNK_BYTES = 1 << 26
 MAX_SLICES = 32
-HOST_BITS, DEVICE_BITS = 48, 24
-"""A value from a device travels as float32, which is exact to 24 bits."""
+BITS = 24
+"""A value from a device travels as float32, and the store keeps float32, which is exact to 24 bits."""
 MAX_FAILURES = 3
 WORD_BYTES = 8
 Slice = tuple[int, int, int]
@@ -65,7 +65,6 @@ class Checksums:
         on_host = all(parameter.device.type == "cpu" for parameter in self._parameters)
         size = chunk_bytes or (CHUNK_BYTES if on_host else DEVICE_CHUNK_BYTES)
         self._chunks = plan_chunks([(p.numel(), p.element_size()) for p in self._parameters], size)
-        self._bits = HOST_BITS if on_host else DEVICE_BITS
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._hashes = torch.zeros(max(1, len(self._chunks)), dtype=torch.int64, device=device)
         self._seen = 0
@@ -94,7 +93,7 @@ class Checksums:
         self._seen += 1
         if self._seen < len(self._chunks):
             return None
-        return _fold(self._hashes.sum(), self._bits)
+        return _fold(self._hashes.sum())
 
 
 def _words(numbers: torch.Tensor) -> torch.Tensor:
@@ -109,11 +108,10 @@ def _words(numbers: torch.Tensor) -> torch.Tensor:
     return total + numbers[:whole].view(torch.int64).sum() if whole else total
 
 
-def _fold(total: torch.Tensor, bits: int) -> Any:
-    """``bits`` of the sum in which each of its 64 has a say."""
+def _fold(total: torch.Tensor) -> Any:
+    """`BITS` of the sum in which each of its 64 has a say."""
+    mask = (1 << BITS) - 1
     if total.device.type == "cpu":
         number = int(total.item())
-        mask = (1 << bits) - 1
-        return float((number ^ (number >> bits) ^ (number >> (2 * bits))) & mask)
-    mask = (1 << bits) - 1
-    return (total ^ (total >> bits) ^ (total >> (2 * bits))) & mask
+        return float((number ^ (number >> BITS) ^ (number >> (2 * BITS))) & mask)
+    return (total ^ (total >> BITS) ^ (total >> (2 * BITS))) & mask
