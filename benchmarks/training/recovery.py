@@ -135,9 +135,9 @@ class Shrinking:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         script = str(Path(__file__).with_name("elastic_job.py"))
-        flags = [
-            "--nnodes", f"{ELASTIC_LEAST}:{ELASTIC_NODES}", "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=15", "--max-restarts", "50",
-        ]  # fmt: skip
+        # keep-alives of a loaded machine are late: who is killed is noticed by its peers' broken collectives all the same
+        conf = "last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=15"
+        flags = ["--nnodes", f"{ELASTIC_LEAST}:{ELASTIC_NODES}", "--rdzv-conf", conf, "--max-restarts", "50"]
         self.cluster = Cluster(folder, ELASTIC_NODES, ["--folder", str(folder)], flags, script)
 
     def wait_world(self, world: int, since: float) -> dict[str, Any]:

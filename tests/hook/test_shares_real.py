@@ -22,7 +22,7 @@ from trainwarden.records import StepReport, StepRow, Verdict
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 WORLD, TOTAL = 3, 12
-FLIP_STEP = 400
+FLIP_STEP = 300
 
 
 class Collector:
