@@ -12,7 +12,7 @@ from collectors.base import NAN, Context, Family, Row, Sample, Source, family
 from collectors.devices import Devices
 from collectors.files import Files
 from collectors.network.counters import Deltas
-from collectors.network.rdma import ALIASES, PortReader, Reading, gigabits, number_of_state, plain
+from collectors.network.rdma import ALIASES, Counter, PortReader, Reading, gigabits, number_of_state, plain
 from collectors.network.roles import ROLES, Neighbours, checked_roles, compiled
 from collectors.sources.nic import NIC
 from trainwarden.clock import NS_PER_S, Clock
@@ -280,7 +280,8 @@ class PortRates:
             at_ns = reading.hardware_ns if column in ALIASES else reading.at_ns
             wraps = 0 if counter.sticks else counter.bits if counter.bits < 64 else 0
             key = (name, column)
-            row[column] = self._deltas.per_second(key, value, at_ns, wraps) * counter.factor
+            rate = self._deltas.per_second(key, value, at_ns, wraps) * counter.factor
+            row[column] = NAN if _at_end(counter, value) else rate  # it counts no further: what happens is not known
         if row:
             row["saturated_count"] = float(sum(self._is_stuck(name, c, reading) for c in reading.values))
         return row
@@ -288,7 +289,7 @@ class PortRates:
     def _is_stuck(self, name: str, column: str, reading: Reading) -> bool:
         """Whether a counter stands at its maximum; two readings in a row make an event, once."""
         counter, value = reading.counters[column], reading.values[column]
-        if not counter.sticks or value != 2**counter.bits - 1:
+        if not _at_end(counter, value):
             self._stuck.pop((name, column), None)
             return False
         times = self._stuck[name, column] = self._stuck.get((name, column), 0) + 1
@@ -303,6 +304,11 @@ class PortRates:
         event = LogEvent(source="rdma", severity="warning", code="counter_saturated", line=line,
                          attributes={"device": name, "counter": plain(counter), "value": str(value)})  # fmt: skip
         self._context.outlet.log(event, urgent=False)
+
+
+def _at_end(counter: Counter, value: int) -> bool:
+    """Whether a counter that does not wrap stands at its maximum."""
+    return counter.sticks and value == 2**counter.bits - 1
 
 
 def _link(state: State) -> Row:
