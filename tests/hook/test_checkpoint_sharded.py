@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from trainwarden_hook import segments
+from trainwarden_hook.depot import Depot
 from trainwarden_hook.export import export, files_under, main, newest_state
 from trainwarden_hook.packing import Refused
 from trainwarden_hook.sharding import Region, whole
@@ -35,7 +36,8 @@ def build() -> torch.nn.Sequential:
 def one_rank(rank: int, world: int, port: int, where: dict[str, str], steps: int, answers: Any) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        TRAINWARDEN_NODE=f"n{rank}", TRAINWARDEN_GENERATION=str(world), TRAINWARDEN_MAILBOX="/nowhere", **where,
+        TRAINWARDEN_NODE=f"n{rank}", TRAINWARDEN_RACK="ab"[rank % 2], TRAINWARDEN_DEPOT=where.get(f"n{rank}", ""),
+        TRAINWARDEN_GENERATION=str(world), TRAINWARDEN_MAILBOX="/nowhere", **where,
     )  # fmt: skip
     dist.init_process_group("gloo")
     model = build()
@@ -80,16 +82,22 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three ranks have made four steps and saved before the fourth."""
     folder = tmp_path_factory.mktemp("sharded")
     where = {"TRAINWARDEN_JOB": f"t{uuid.uuid4().hex[:8]}", "TRAINWARDEN_CHECKPOINT_DIR": str(folder)}
+    depots = [Depot("127.0.0.1", where["TRAINWARDEN_JOB"], f"n{node}") for node in range(3)]
+    where |= {depot._node: depot.address for depot in depots}
     ended = run(3, where, SAVED_AT + 1)
+    assert [depot.kept for depot in depots] == [1, 1, 1]
     yield where, ended
+    for depot in depots:
+        depot.close()
     for node in range(3):
         segments.unlink_all(where["TRAINWARDEN_JOB"], f"n{node}")
 
 
-def test_ranks_that_have_their_parts_take_them_from_their_own_memory(saved: Any) -> None:
+def test_a_node_that_lost_its_memory_has_its_part_from_the_peer_and_the_others_from_their_own(saved: Any) -> None:
     where, ended = saved
-    again = run(3, where, 1)
-    assert [told["from"] for _, told, *_ in again] == ["memory"] * 3
+    segments.unlink_all(where["TRAINWARDEN_JOB"], "n1")
+    again = run(3, {**where, "TRAINWARDEN_CHECKPOINT_DIR": ""}, 1)
+    assert [told["from"] for _, told, *_ in again] == ["memory", "peer", "memory"]
     assert [told["start"] for _, told, *_ in again] == [SAVED_AT] * 3
     # One step from the save is the state that the first run ended with, bit for bit.
     assert [rest for _, _, *rest in again] == [rest for _, _, *rest in ended]
