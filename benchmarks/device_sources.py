@@ -1,6 +1,6 @@
 """What the sources of devices cost: processor time of the sampling thread and of the whole process per tick, on a machine made of fixtures.
 
-    python benchmarks/device_sources.py [--ticks 120]
+    python -m benchmarks.device_sources [--ticks 120]
 
 Eight InfiniBand ports (a captured port, eight times), eight interfaces whose drivers answer with six hundred recorded statistics, a host
 with captured /proc and /sys. Ticks are a second apart on a clock that is moved; every tenth reads counters in the background, which is
@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import struct
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.collector.drivers import RecordedDriver
+from benchmarks.collector.machine import build_tree
 from collectors.base import Context, Facts, Source
 from collectors.files import Files
-from collectors.network import ethtool
 from collectors.ranks import RankBoard
 from collectors.sources.drift import DriftSource
 from collectors.sources.ethtool import EthtoolSource
@@ -32,8 +31,6 @@ from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.selfmetrics import Metrics
 from trainwarden.settings import parse_settings
 
-FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures"
-PORTS = 8
 KINDS: tuple[type[Source], ...] = (
     HostSource, NicSource, RdmaSource, EthtoolSource, MachineSource, MountsSource, DriftSource,
 )  # fmt: skip
@@ -47,30 +44,6 @@ class Silent:
     def step(self, *_: object) -> None: ...
     def dead(self, *_: object) -> None: ...
     def topology_changed(self) -> None: ...
-
-
-class RecordedDriver:
-    """Answers to ethtool with recorded names and values."""
-
-    def __init__(self) -> None:
-        lines = (FIXTURES / "rocm-nic/ethtool_S_enp68s0.txt").read_text(encoding="utf-8").splitlines()[1:]
-        pairs = [line.split(":") for line in lines if ":" in line]
-        self._names = b"".join(struct.pack("=32s", name.strip().encode()) for name, _ in pairs)
-        self._values = struct.pack(f"={len(pairs)}Q", *(int(value) for _, value in pairs))
-        self._count = len(pairs)
-
-    def __call__(self, interface: str, request: bytearray) -> None:
-        del interface
-        (command,) = struct.unpack_from("=I", request)
-        if command == ethtool.GDRVINFO:
-            request[4:9] = b"ionic"
-            struct.pack_into("=I", request, 180, self._count)
-        elif command == ethtool.GSTRINGS:
-            request[12 : 12 + len(self._names)] = self._names
-        elif command == ethtool.GSTATS:
-            request[8 : 8 + len(self._values)] = self._values
-        else:
-            raise OSError(95, "Operation not supported")
 
 
 def main() -> int:
@@ -100,26 +73,6 @@ def measure(folder: Path, ticks: int) -> dict[str, object]:
             "times_ours": round(ports_us / ours_us, 1),
         },
     }
-
-
-def build_tree(folder: Path) -> Path:
-    """A machine with eight of everything."""
-    root = folder / "root"
-    for name in ("node", "machine"):
-        shutil.copytree(FIXTURES / name, root, dirs_exist_ok=True)
-    dev = (root / "proc/net/dev").read_text(encoding="utf-8")
-    line = next(line for line in dev.splitlines() if "eth0" in line)
-    for number in range(PORTS):
-        shutil.copytree(FIXTURES / "h100/sys/class/infiniband/mlx5_0", root / f"sys/class/infiniband/mlx5_{number}")
-        shutil.copytree(root / "sys/class/net/eth0", root / f"sys/class/net/ens{number}")
-        (root / f"sys/class/net/ens{number}/device").mkdir()
-        (root / f"sys/class/net/ens{number}/device/vendor").write_text("0x1dd8\n", encoding="ascii")
-        dev += line.replace("eth0", f"ens{number}") + "\n"
-    (root / "proc/net/dev").write_text(dev, encoding="utf-8")
-    (root / "proc/1").mkdir()
-    for name in ("mountinfo", "mountstats"):
-        shutil.copy(root / "proc/26231" / name, root / "proc/1" / name)
-    return root
 
 
 def cost(kind: type[Source], root: Path, folder: Path, ticks: int) -> dict[str, float]:

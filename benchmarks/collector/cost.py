@@ -15,9 +15,11 @@ from benchmarks.collector.machine import build_tree
 from benchmarks.collector.processes import Footprint, footprint
 from benchmarks.collector.surroundings import Surroundings, by_label, surrounded
 from tests.collectors.nvml_stub import CALLS, Stub, built
+from trainwarden import topics
 
 CPU_BAR_RATIO = 0.01
 PSS_BAR_BYTES = 60e6
+TICKS_BAR_PER_S = 0.95
 WARM_UP_S = 15.0
 HOST_FILES = ("stat", "meminfo", "loadavg", "diskstats", "vmstat", "interrupts", "net/dev", "net/snmp", "pressure/cpu",
               "pressure/memory", "pressure/io")  # fmt: skip
@@ -49,7 +51,10 @@ def measure(folder: Path, seconds: float, latency_us: int) -> dict[str, Any]:
         **loop_s,
         "times_the_agent": round(loop_s["core_ratio"] / figures["cpu_core_ratio"], 2),
     }
-    return {**figures, "gpus": GPUS, "latency_us": latency_us, "ok": figures["cpu_ok"] and figures["pss_ok"]}
+    # a starved agent is a cheap one: without nearly every tick the figures say nothing
+    figures["ticks_ok"] = figures["messages_per_s"].get(topics.TICKS.name, 0.0) >= TICKS_BAR_PER_S
+    ok = figures["cpu_ok"] and figures["pss_ok"] and figures["ticks_ok"]
+    return {**figures, "gpus": GPUS, "latency_us": latency_us, "ok": ok}
 
 
 def stand_in(folder: Path, latency_us: int) -> Stub:
