@@ -62,7 +62,9 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placed:
+    """A record and where it lay."""
+
     topic: str
     partition: int
     offset: int
@@ -72,7 +74,7 @@ class _Placed:
 @dataclass(frozen=True)
 class _Parked:
     since_ns: int
-    placed: _Placed
+    placed: Placed
 
 
 AHEAD_NS = 5 * NS_PER_S
@@ -93,7 +95,7 @@ class Aligner:
     def __init__(self, settings: AlignSettings, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self._metrics = metrics or Metrics("align")
-        self._pending: list[_Placed] = []
+        self._pending: list[Placed] = []
         self._read_to: dict[str, int] = {}
         self.positions: dict[str, int] = {}
         """Next offsets *not* contained in the last cut."""
@@ -104,11 +106,13 @@ class Aligner:
         self._parked: list[_Parked] = []
         self._rejected: list[Rejected] = []
         self.topology = Topology()
+        self.inferred: list[TopologyEvent] = []
+        """Placements that nobody had said, until whoever publishes them clears it: ranks were seen where they run."""
 
     def add(self, topic: str, partition: int, offset: int, record: Record) -> None:
         """Take a record in; it takes effect at the next cut."""
         self.skip(topic, partition, offset)
-        self._pending.append(_Placed(topic, partition, offset, record))
+        self._pending.append(Placed(topic, partition, offset, record))
 
     def skip(self, topic: str, partition: int, offset: int) -> None:
         """Count an offset as read without a record (malformed bytes)."""
@@ -116,7 +120,7 @@ class Aligner:
 
     def cut(self, now_ns: int) -> Frame | None:
         """A frame of everything added since the last cut; None while there is nothing to say and nobody to wait for."""
-        pending, self._pending = sorted(self._pending, key=_canonical), []
+        pending, self._pending = sorted(self._pending, key=canonical), []
         self.positions = dict(self._read_to)
         self._learn(placed.record for placed in pending)
         fresh = [placed for placed in pending if self._first_time(placed)]
@@ -130,6 +134,11 @@ class Aligner:
         if not pending and not closed and self._grid.idle:
             return None
         return Frame(now_ns, closed, steps, logs, self.topology)
+
+    def more(self, now_ns: int) -> bool:
+        """Whether another cut at the same time would bring a frame of its own; never of raw records."""
+        del now_ns
+        return False
 
     def take_rejected(self) -> list[Rejected]:
         """Records refused since the last call, for the dead-letter topic."""
@@ -151,6 +160,7 @@ class Aligner:
                 "clocks": self._clocks.snapshot(),
                 "grid": self._grid.snapshot(),
                 "topology": _topology_state(self.topology),
+                "inferred": [encode(event) for event in self.inferred],
                 "parked": [
                     [p.since_ns, p.placed.topic, p.placed.partition, p.placed.offset, encode(p.placed.record)]
                     for p in self._parked
@@ -168,8 +178,9 @@ class Aligner:
         self._clocks.restore(state["clocks"])
         self._grid.restore(state["grid"])
         self.topology = _topology_from(state["topology"])
+        self.inferred = [decode(payload) for payload in state.get("inferred", ())]  # an older worker did not keep them
         self._parked = [
-            _Parked(since, _Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]
+            _Parked(since, Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]
         ]
 
     def _learn(self, records: Iterable[Record]) -> None:
@@ -193,7 +204,7 @@ class Aligner:
         if event.removed and event.entity.startswith("node:"):
             self._grid.forget(event.entity.removeprefix("node:"))
 
-    def _first_time(self, placed: _Placed) -> bool:
+    def _first_time(self, placed: Placed) -> bool:
         record = placed.record
         if isinstance(record, Catalog | TopologyEvent):
             return False
@@ -213,18 +224,18 @@ class Aligner:
                 ):
                     continue
                 owned = owned or self._own_topology()
-                self._apply(
-                    TopologyEvent(
-                        node=record.node,
-                        observed_at_ns=record.observed_at_ns,
-                        entity=f"job:{job}",
-                        attempt=attempt,
-                        valid_from_ns=record.observed_at_ns,
-                        ranks=((rank, record.node, device),),
-                    )
+                event = TopologyEvent(
+                    node=record.node,
+                    observed_at_ns=record.observed_at_ns,
+                    entity=f"job:{job}",
+                    attempt=attempt,
+                    valid_from_ns=record.observed_at_ns,
+                    ranks=((rank, record.node, device),),
                 )
+                self.inferred.append(event)
+                self._apply(event)
 
-    def _note_clocks(self, ticks: list[_Placed], now_ns: int) -> None:
+    def _note_clocks(self, ticks: list[Placed], now_ns: int) -> None:
         counts: dict[str, int] = {}
         for placed in ticks:
             counts[placed.record.node] = counts.get(placed.record.node, 0) + 1
@@ -235,7 +246,7 @@ class Aligner:
                 self._clocks.note(tick.node, tick.boot_id, tick.observed_at_ns, now_ns)
         self._clocks.settle()
 
-    def _place_all(self, ticks: list[_Placed], now_ns: int) -> None:
+    def _place_all(self, ticks: list[Placed], now_ns: int) -> None:
         waiting, self._parked = self._parked, []
         for parked in (*waiting, *(_Parked(now_ns, placed) for placed in ticks)):
             self._place(parked, now_ns)
@@ -250,7 +261,7 @@ class Aligner:
         else:
             self._put_on_grid(parked.placed, tick, now_ns)
 
-    def _put_on_grid(self, placed: _Placed, tick: Tick, now_ns: int) -> None:
+    def _put_on_grid(self, placed: Placed, tick: Tick, now_ns: int) -> None:
         correction_ns = 0 if tick.spooled else self._clocks.correction_ns(tick.node, tick.observed_at_ns, now_ns)
         if (wild := _wild_time(tick.observed_at_ns + correction_ns - now_ns)) is not None:
             self._metrics.count("tw_ticks_skewed_total", node=tick.node)
@@ -272,7 +283,7 @@ class Aligner:
         else:
             self._parked.append(parked)
 
-    def _reject(self, placed: _Placed, reason: str) -> None:
+    def _reject(self, placed: Placed, reason: str) -> None:
         self._metrics.count("tw_dead_letters_total", topic=placed.topic)
         self._rejected.append(Rejected(placed.topic, placed.partition, placed.offset, reason, encode(placed.record)))
 
@@ -281,7 +292,7 @@ class Aligner:
         return {node for layout in self.topology.jobs() for node in layout.nodes}
 
 
-def _canonical(placed: _Placed) -> tuple[bool, int, str, str, int, str, int, int]:
+def canonical(placed: Placed) -> tuple[bool, int, str, str, int, str, int, int]:
     """Order within a cut. Topology keeps its log order, since later events correct earlier ones."""
     record = placed.record
     if isinstance(record, TopologyEvent):

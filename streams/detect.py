@@ -40,6 +40,10 @@ class Pipeline:
         ``[detectors.<name>]`` tables give settings; ``enabled = false`` leaves one out.
     detectors
         Registry to take them from; default: every file in the package.
+    aligner
+        What makes frames: of ticks, or (`streams.merge`) of summaries.
+    only
+        Which detectors of those this pipeline runs, by name.
 
     Raises
     ------
@@ -48,8 +52,15 @@ class Pipeline:
     """
 
     def __init__(
-        self, config: Config, detectors: Registry[Detector] | None = None, metrics: Metrics | None = None
+        self,
+        config: Config,
+        detectors: Registry[Detector] | None = None,
+        metrics: Metrics | None = None,
+        aligner: type[Aligner] = Aligner,
+        only: Callable[[str], bool] = lambda name: True,
     ) -> None:
+        self._aligner = aligner
+        self._only = only
         self._config = config
         self._policy: Policy = config.policy
         self._found = detectors or registry()
@@ -59,12 +70,12 @@ class Pipeline:
 
     def reset(self) -> None:
         """Start cold."""
-        self.aligner = Aligner(AlignSettings.of(self._config), self._metrics)
+        self.aligner = self._aligner(AlignSettings.of(self._config), self._metrics)
         self.disabled.clear()
         self.detectors = {
             name: self._build(name, kind)
             for name, kind in self._found.all().items()
-            if self._config.enabled("detectors", name)
+            if self._config.enabled("detectors", name) and self._only(name)
         }
 
     @property

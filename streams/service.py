@@ -7,7 +7,8 @@ from typing import Any
 
 from streams import state
 from streams.detect import Pipeline
-from streams.stage import OWNER, CorrelatorStage, CutResult, Output, RawStage
+from streams.stage import WHOLE, CorrelatorStage, CutResult, Output, RawStage
+from streams.units import Unit
 from trainwarden.bus import Bus, Message
 from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock
 from trainwarden.config import Config
@@ -21,19 +22,28 @@ RAW_TOPICS = tuple(topic.name for topic in RAW)
 
 
 class BusWorker:
-    """Both stages on a bus, moved by `step`; time comes from the clock, so a simulated one runs hours in moments."""
+    """Both stages on a bus, or one unit of them, moved by `step`; time comes from the clock, so a simulated one runs hours in moments."""
 
     def __init__(
-        self, config: Config, bus: Bus, clock: Clock, boot_id: str = "bus", pipeline: Pipeline | None = None
+        self,
+        config: Config,
+        bus: Bus,
+        clock: Clock,
+        boot_id: str = "bus",
+        pipeline: Pipeline | None = None,
+        unit: Unit | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self.metrics = Metrics("worker")
-        self.stage = RawStage(config, pipeline or Pipeline(config, metrics=self.metrics), clock, boot_id, self.metrics)
+        self._role = unit.role if unit is not None else WHOLE
+        self._correlates = unit is None or unit.correlates
+        pipeline = pipeline or (unit.pipeline(config, self.metrics) if unit else Pipeline(config, metrics=self.metrics))
+        self.stage = RawStage(config, pipeline, clock, boot_id, self.metrics, self._role)
         self.correlator = CorrelatorStage(config, clock, self.metrics)
         self._publisher = bus.publisher()
         self._undelivered: list[Output] = []
-        self._raw = bus.subscriber(RAW_TOPICS, config.streams.group)
+        self._raw = bus.subscriber(unit.places) if unit else bus.subscriber(RAW_TOPICS, config.streams.group)
         self._opinions = bus.subscriber((VERDICTS.name, ACTIONS.name))
         self._cut_ns = config.streams.cut_ms * NS_PER_MS
         self._next_cut_ns = self._cut_after(clock.now_ns())
@@ -47,6 +57,8 @@ class BusWorker:
         if not self.stage.catching_up and now_ns >= self._next_cut_ns:
             self._next_cut_ns = self._cut_after(now_ns)
             results.append(self.stage.cut(now_ns))
+            while self.stage.more(now_ns):
+                results.append(self.stage.cut(now_ns))
         for result in results:
             self._take_result(result)
         self._correlate()
@@ -76,6 +88,8 @@ class BusWorker:
         self._undelivered.extend(result.outputs)
 
     def _correlate(self) -> None:
+        if not self._correlates:
+            return
         for message in self._opinions.poll(0.0):
             self.correlator.take(message)
         self._undelivered.extend(self.correlator.tick())
@@ -94,7 +108,9 @@ class BusWorker:
 
     def _resume(self, bus: Bus) -> None:
         snapshots = _records(StateSnapshot, read_all(bus, STATE.name))
-        positions = self.stage.resume(state.resume_from(OWNER, snapshots, _records(FrameCut, read_all(bus, CUTS.name))))
+        positions = self.stage.resume(
+            state.resume_from(self._role.owner, snapshots, _records(FrameCut, read_all(bus, CUTS.name)))
+        )
         # committed positions are for lag monitors: what counts are the snapshot's, or the beginning
         self._raw.seek_to({**dict.fromkeys(self._raw.positions(), 0), **positions})
         self.correlator.restore(read_all(bus, INCIDENTS.name))

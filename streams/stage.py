@@ -16,6 +16,7 @@ from streams import state
 from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
+from streams.merge import summary_of
 from streams.state import Resume
 from trainwarden.bus import Message
 from trainwarden.bus.dead import bury, fitting
@@ -41,7 +42,20 @@ from trainwarden.records import (
     encode,
 )
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import ACTIONS, CATALOG, CUTS, DEAD, INCIDENTS, LOGS, STATE, STEPS, TICKS, TOPOLOGY, VERDICTS
+from trainwarden.topics import (
+    ACTIONS,
+    CATALOG,
+    CUTS,
+    DEAD,
+    INCIDENTS,
+    LOGS,
+    STATE,
+    STEPS,
+    SUMMARIES,
+    TICKS,
+    TOPOLOGY,
+    VERDICTS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +106,20 @@ class Outbox:
 
 
 @dataclass(frozen=True)
+class Role:
+    """What a stage is: the name in its cuts and snapshots, and what it reads."""
+
+    owner: str = OWNER
+    expected: Mapping[str, type[Record]] = field(default_factory=lambda: EXPECTED)
+    block: int | None = None
+    """Number of the block whose ticks it aligns for the second stage, which gets summaries."""
+
+
+WHOLE = Role()
+"""All in one: every node, every detector."""
+
+
+@dataclass(frozen=True)
 class CutResult:
     """What one cut brought: the frame (None when idle), its verdicts, and everything to publish, in order."""
 
@@ -112,11 +140,12 @@ class Captured:
     cluster: str
     boot_id: str
     code_version: str
+    owner: str = OWNER
 
     def messages(self) -> tuple[Output, ...]:
         """Packed, in pieces that fit a message."""
         records = state.pieces(
-            OWNER,
+            self.owner,
             self.payload,
             self.positions,
             turn=self.turn,
@@ -137,8 +166,15 @@ class RawStage:
     """
 
     def __init__(
-        self, config: Config, pipeline: Pipeline, clock: Clock, boot_id: str, metrics: Metrics | None = None
+        self,
+        config: Config,
+        pipeline: Pipeline,
+        clock: Clock,
+        boot_id: str,
+        metrics: Metrics | None = None,
+        role: Role = WHOLE,
     ) -> None:
+        self.role = role
         self._config = config
         self._clock = clock
         self._boot_id = boot_id
@@ -178,13 +214,17 @@ class RawStage:
             warm, cold = ", ".join(restored.warm) or "none", ", ".join(restored.cold) or "none"
             log.info("state of cut %d taken over; warm: %s; cold: %s", resume.seq, warm, cold)
         log.info("%d cuts are repeated", len(self._cuts))
-        return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in EXPECTED}
+        return {
+            place: offset
+            for place, offset in resume.positions.items()
+            if place.rpartition("/")[0] in self.role.expected
+        }
 
     def _resume_cold(self, resume: Resume) -> dict[str, int]:
         """A snapshot that this build cannot take over (another build wrote it) costs the baselines, not the worker."""
         self.pipeline.reset()
         self._cuts.clear()
-        kept = EXPECTED.keys() - COMPACTED  # catalogues and topology are read from the beginning
+        kept = self.role.expected.keys() - COMPACTED  # catalogues and topology are read from the beginning
         return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in kept}
 
     def abandon_cuts(self) -> list[CutResult]:
@@ -223,6 +263,10 @@ class RawStage:
             self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
         return CutResult(frame, verdicts, tuple(self._outbox.take()))
 
+    def more(self, now_ns: int) -> bool:
+        """Whether what was read is good for another frame at once (in the second stage, after a hold-up)."""
+        return self.pipeline.aligner.more(now_ns)
+
     def delivered(self, result: CutResult, now_ns: int) -> None:
         """Tell that a result's outputs are on their topics: the end of the way from a tick to what is said of it."""
         for tick in result.frame.ticks if result.frame is not None else ():
@@ -243,6 +287,7 @@ class RawStage:
             self._config.cluster,
             self._boot_id,
             self.pipeline.code_version,
+            self.role.owner,
         )
 
     def snapshot(self, cuts_position: int | None = None) -> tuple[Output, ...]:
@@ -274,7 +319,9 @@ class RawStage:
     def _add(self, message: Message) -> None:
         aligner = self.pipeline.aligner
         try:
-            record = None if not message.value and message.topic in COMPACTED else _expected(message)
+            record = (
+                None if not message.value and message.topic in COMPACTED else _expected(message, self.role.expected)
+            )
         except DecodeError as error:
             bury(message, error.reason, self._outbox, self._config.cluster, self._clock)
             self._metrics.count("tw_dead_letters_total", topic=message.topic)
@@ -292,6 +339,10 @@ class RawStage:
         verdicts = tuple(self.pipeline.run(frame)) if frame is not None else ()
         self.last_cut_ns = now_ns
         self._bury_rejected(now_ns)
+        if self.role.block is None:
+            aligner.inferred.clear()
+        elif frame is not None:
+            self._summarise(self.role.block, frame)
         for verdict in verdicts:
             self._outbox.publish(VERDICTS.name, self._config.cluster.encode(), encode(verdict))
         self._metrics.count("tw_cuts_total", phase=phase)
@@ -299,10 +350,17 @@ class RawStage:
             self._metrics.set("tw_tick_age_seconds", (now_ns - aligner.closed_until_ns) / 1e9)
         return frame, verdicts
 
+    def _summarise(self, block: int, frame: Frame) -> None:
+        inferred = self.pipeline.aligner.inferred
+        for tick in frame.ticks:
+            summary = summary_of(block, self._config.cluster, tick, frame.now_ns, inferred)
+            self._outbox.publish(SUMMARIES.name, b"%d" % block, encode(summary))
+            inferred.clear()
+
     def _description(self, now_ns: int) -> FrameCut:
         return FrameCut(
             cluster=self._config.cluster,
-            node=OWNER,
+            node=self.role.owner,
             seq=self.seq,
             observed_at_ns=now_ns,
             boot_id=self._boot_id,
@@ -377,9 +435,9 @@ class CorrelatorStage:
         return record
 
 
-def _expected(message: Message) -> Record:
+def _expected(message: Message, expected: Mapping[str, type[Record]]) -> Record:
     record: Record = decode(message.value)
-    kind = EXPECTED.get(message.topic)
+    kind = expected.get(message.topic)
     if kind is None or not isinstance(record, kind):
         raise DecodeError(
             f"a {type(record).__name__} on {message.topic}, expected {kind.__name__ if kind else 'nothing'}"

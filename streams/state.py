@@ -108,7 +108,7 @@ def epochs(cuts: Iterable[FrameCut]) -> list[list[FrameCut]]:
 def resume_from(owner: str, snapshots: Iterable[StateSnapshot], cuts: Sequence[FrameCut]) -> Resume | None:
     """How to go on: the newest snapshot and the cuts after it, or all cuts since a recent cold start; None: begin anew."""
     resume = newest(owner, snapshots)
-    runs = epochs(cuts)
+    runs = epochs([cut for cut in cuts if cut.node in ("", owner)])
     if resume is not None and not (runs and _began_later(runs[-1], resume)):
         return replace(resume, cuts=tuple(cut for cut in (runs[-1] if runs else ()) if cut.seq > resume.seq))
     if runs and runs[-1][0].seq == 1 and len(runs[-1]) <= MAX_COLD_CUTS:

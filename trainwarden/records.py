@@ -206,6 +206,34 @@ class TopologyEvent(Record, frozen=True, tag="topology"):
     removed: bool = False
 
 
+class Sheet(Part, frozen=True):
+    """One family of a block of nodes at one grid point: `rows` are (node, devices), `values` float32 of all devices x `metrics`."""
+
+    family: str
+    metrics: tuple[str, ...]
+    states: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    values: bytes
+
+
+class Summary(Record, frozen=True, tag="summary"):
+    """One block of nodes at one grid point, aligned: what the second stage puts together to see all nodes at once.
+
+    `closed_at_ns` is when the block's cell was cut, `present` one byte per node of `nodes`, `inferred` the placements that the block
+    learnt from its ticks in that cut. Identity is (`block`, `at_ns`): a successor's repeat is the same record.
+    """
+
+    block: Int = 0
+    at_ns: Int = 0
+    closed_at_ns: Int = 0
+    interval_ms: Int = 1000
+    nodes: tuple[str, ...] = ()
+    present: bytes = b""
+    sheets: tuple[Sheet, ...] = ()
+    gaps: tuple[tuple[str, tuple[Gap, ...]], ...] = ()
+    inferred: tuple[TopologyEvent, ...] = ()
+
+
 class FrameCut(Record, frozen=True, tag="cut"):
     """How the live pipeline cut its input into frames; with it a replay is the same computation.
 
@@ -504,7 +532,7 @@ class DeadLetter(Record, frozen=True, tag="dead"):
 
 AnyRecord = Union[  # noqa: UP007 - msgspec needs a runtime union
     Tick, StepReport, LogEvent, TopologyEvent, Catalog, FrameCut, Verdict, Incident, Plan, ActionResult, Delivery,
-    StateSnapshot, PolicyChange, DeadLetter, CollectorOrder,
+    StateSnapshot, PolicyChange, DeadLetter, CollectorOrder, Summary,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,6 +17,8 @@ MetricName = Literal[
     "tw_records_total",  # records handled, by topic
     "tw_ticks_late_total",  # ticks that came after their grid tick had closed, by node
     "tw_duplicates_total",  # records seen before, by topic
+    "tw_summaries_late_total",  # summaries that came after their grid point had closed in the second stage, by block
+    "tw_records_hurried_total",  # steps and logs that did not wait for their grid point, since too many waited
     "tw_ticks_skewed_total",  # ticks moved on the grid because the clock of their node is off, by node
     "tw_topology_conflicts_total",  # topology events that contradict what is known, by origin
     "tw_worker_stood_still_total",  # times a leading worker was frozen for longer than its group waits

@@ -30,6 +30,7 @@ class Topic:
 TICKS = Topic("tw.ticks", "node block", "Tick", partitions=4, retention_ms=6 * 3600 * 1000)
 LOGS = Topic("tw.logs", "node block", "LogEvent", partitions=4)
 STEPS = Topic("tw.steps", "job", "StepReport", partitions=4, retention_ms=6 * 3600 * 1000)
+SUMMARIES = Topic("tw.summaries", "block", "Summary", partitions=4, retention_ms=6 * 3600 * 1000)
 CATALOG = Topic("tw.catalog", "catalog_id", "Catalog", compacted=True)
 TOPOLOGY = Topic("tw.topology", "entity", "TopologyEvent", compacted=True)
 CUTS = Topic("tw.cuts", "cluster", "FrameCut", retention_ms=6 * 3600 * 1000)
@@ -56,7 +57,9 @@ ALL: tuple[Topic, ...] = (
     STATE,
     DEAD,
 )
-BY_NAME: dict[str, Topic] = {topic.name: topic for topic in ALL}
+STAGED: tuple[Topic, ...] = (SUMMARIES,)
+"""Needed beside the others where detection runs in two stages."""
+BY_NAME: dict[str, Topic] = {topic.name: topic for topic in (*ALL, *STAGED)}
 
 RAW: tuple[Topic, ...] = (TICKS, STEPS, LOGS, CATALOG, TOPOLOGY)
 """What the detection stage reads."""

@@ -148,6 +148,18 @@ SAMPLES: tuple[r.Record, ...] = (
     r.CollectorOrder(
         **_HEAD, nodes="gpu[001-032]", key="interval_ms", value="5s", author="me", comment="c", expires_at_ns=9
     ),
+    r.Summary(
+        **_HEAD,
+        block=3,
+        at_ns=10,
+        closed_at_ns=12,
+        interval_ms=1000,
+        nodes=("n0", "n1"),
+        present=b"\x01\x00",
+        sheets=(r.Sheet("host", ("load1",), ("up",), (("n0", ("host",)),), b"\x00\x00\x80?"),),
+        gaps=(("n1", (r.Gap("nic", "deadline"),)),),
+        inferred=(r.TopologyEvent(node="n0", entity="job:j", attempt=1, valid_from_ns=9, ranks=((0, "n0", "gpu0"),)),),
+    ),
     r.DeadLetter(**_HEAD, topic="tw.ticks", partition=1, offset=5, reason="not a record", key=b"k", payload=b"\xff"),
 )
 

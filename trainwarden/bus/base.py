@@ -84,8 +84,8 @@ class Bus(Protocol):
         ...
 
     def subscriber(self, topics: Sequence[str], group: str | None = None, start: Start = "earliest") -> Subscriber:
-        """A new subscriber. Without `group` it reads every partition by itself and commits nothing; `start` says where to begin
-        when the group has no position."""
+        """A new subscriber. Without `group` it reads every partition by itself and commits nothing, or of a topic written
+        "topic/number" that one; `start` says where to begin when the group has no position."""
         ...
 
     def ensure_topics(self, topics: Sequence[Topic]) -> None:

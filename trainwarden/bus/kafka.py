@@ -212,7 +212,7 @@ class KafkaSubscriber:
         self._positions: dict[str, int] = {}
         self._wanted: dict[str, int] = {}
         if group is None:
-            self._consumer.assign([TopicPartition(t, p) for t in topics for p in self._partitions_of(t)])
+            self._consumer.assign([partition for asked in topics for partition in self._asked(asked)])
         else:
             self._consumer.subscribe(list(topics), listener=_Assignment(self))
 
@@ -264,6 +264,12 @@ class KafkaSubscriber:
         """Partitions went to another member: their positions are its business now."""
         for partition in partitions:
             self._positions.pop(f"{partition.topic}/{partition.partition}", None)
+
+    def _asked(self, asked: str) -> list[TopicPartition]:
+        """Partitions of "topic" or "topic/number"."""
+        topic, _, only = asked.partition("/")
+        numbers = [int(only)] if only else self._partitions_of(topic)
+        return [TopicPartition(topic, number) for number in numbers]
 
     def _partitions_of(self, topic: str) -> list[int]:
         found = self._consumer.partitions_for_topic(topic)

@@ -114,8 +114,11 @@ class MemorySubscriber:
         self._bus = bus
         self._group = group
         self._positions: dict[str, int] = {}
-        for topic in topics:
+        for asked in topics:
+            topic, _, only = asked.partition("/")
             for number, log in enumerate(bus.partitions(topic)):
+                if only and number != int(only):
+                    continue
                 place = f"{topic}/{number}"
                 stored = bus.committed(group, place) if group else None
                 self._positions[place] = stored if stored is not None else (0 if start == "earliest" else len(log))
