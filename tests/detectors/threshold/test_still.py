@@ -10,7 +10,7 @@ import pytest
 from detectors.contract import run
 from detectors.synthetic import SyntheticCluster
 from detectors.threshold import season, single, subsequence
-from detectors.threshold.stale import StaleSeriesDetector
+from detectors.threshold.stale import StaleSeriesDetector, false_per_day
 from detectors.threshold.still import LOOK_EVERY, Broken, Stillness
 
 RISK = 1e-9
@@ -76,6 +76,43 @@ def test_rows_kept_and_added_keep_what_is_known() -> None:
     assert grown.last[:2, 0].tolist() == [1.0, 2.0]
     assert np.isnan(grown.last[2]).all()
     assert grown.kept(np.array([False, True, False])).last[:, 0].tolist() == [2.0]
+
+
+def healthy_kinds(looks: int, each: int) -> np.ndarray:
+    """Series that repeat themselves in health: by chance, in whole degrees of a slow drift, by moods, and with holes; looks × series."""
+    rng = np.random.default_rng(8)
+    coarse = rng.integers(0, 3, (looks, each)).astype(float)
+    drift = np.zeros((looks, each))
+    for look in range(1, looks):
+        drift[look] = 0.97 * drift[look - 1] + rng.normal(0, 0.5, each)
+    mood = np.cumsum(rng.random((looks, each)) < 0.02, axis=0) % 2
+    moody = np.where(mood == 1, rng.normal(0, 1, (looks, each)), np.round(rng.normal(0, 0.4, (looks, each))))
+    holes = np.where(rng.random((looks, each)) < 0.3, np.nan, rng.normal(0, 1, (looks, each)))
+    return np.hstack([coarse, 40 + np.round(drift), moody + 5, holes])
+
+
+def test_runs_of_healthy_series_are_no_commoner_than_the_risk_says() -> None:
+    """The stated rate rests on the tail of the law of runs: at risks at which it can be counted it is held to, whatever kind of series."""
+    looks, each, risk = 1500, 60, 1e-3
+    values, still = healthy_kinds(looks, each).astype(np.float32), Stillness.of(4 * each, 1)
+    found: set[tuple[int, int, str]] = set()
+    for row in values:
+        broken = still.step(row[:, None], risk, slice(0, 4 * each))
+        for why, pairs, runs in (("stuck", broken.stuck, still.run), ("absent", broken.absent, still.away)):
+            found |= {(int(series), int(still.looks[series, 0] - runs[series, 0]), why) for series, _ in pairs.tolist()}
+    allowed = 4 * each * false_per_day(risk) * looks / (86_400 / LOOK_EVERY)
+    assert len(found) <= allowed
+    of_kind = [sum(series // each == kind for series, _, _ in found) / each / looks for kind in range(4)]
+    assert max(of_kind) <= risk
+    for _ in range(80):
+        broken = still.step(values[-1][:, None], risk, slice(0, 4 * each))
+    assert set(range(each)) <= {series for series, _ in broken.stuck.tolist()}, (
+        "the same law finds what does stand still"
+    )
+
+
+def test_the_stated_rate_covers_a_node_of_two_thousand_series() -> None:
+    assert 2000 * false_per_day(StaleSeriesDetector().settings.risk) <= StaleSeriesDetector.false_alarms_per_node_day
 
 
 # --- single series --------------------------------------------------------------------------------------------------------------
