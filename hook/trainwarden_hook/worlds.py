@@ -23,7 +23,7 @@ log = logging.getLogger("trainwarden.launcher")
 WARDEN_RETRY_S = 0.5
 WARDEN_LOST_WAIT_S = 5.0
 EXIT_WORKERS_FAILED = 1
-REGROUP_LIMIT_S = 6.0
+REGROUP_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
