@@ -31,22 +31,20 @@ class Mount(NamedTuple):
 
 def parse_mounts(mountinfo: str, at_most: int) -> list[Mount]:
     """File systems worth watching: those on disks and those of servers, each once, the shortest path of it; remote ones first."""
-    by_device: dict[tuple[str, str], Mount] = {}
-    covered: dict[str, tuple[str, str]] = {}
+    standing: dict[str, tuple[str, Mount]] = {}
     for line in mountinfo.splitlines():
         left, dash, right = line.partition(" - ")
         words, source_words = left.split(), right.split()
-        if not dash or len(words) < 6 or len(source_words) < 2 or not _watched(source_words[0]):
+        if not dash or len(words) < 6 or len(source_words) < 2:
             continue
         options = words[5].split(",") + (source_words[2].split(",") if len(source_words) > 2 else [])
         mount = Mount(unescaped(words[4]), source_words[0], unescaped(source_words[1]), "ro" in options)
-        device = (words[2], mount.kind)
-        if (hidden := covered.get(mount.point)) is not None and hidden != device:
-            by_device.pop(hidden, None)  # the later mount lies on top
-        covered[mount.point] = device
-        known = by_device.get(device)
-        if known is None or len(mount.point) < len(known.point):
-            by_device[device] = mount
+        standing[mount.point] = (words[2], mount)  # the later mount lies on top
+    by_device: dict[tuple[str, str], Mount] = {}
+    for number, mount in standing.values():
+        known = by_device.get((number, mount.kind))
+        if _watched(mount.kind) and (known is None or len(mount.point) < len(known.point)):
+            by_device[number, mount.kind] = mount
     found = sorted(by_device.values(), key=lambda mount: (not mount.remote, mount.point))
     return found[:at_most]
 

@@ -94,6 +94,12 @@ def replace_mode(member: tarfile.TarInfo) -> tarfile.TarInfo:
 PCI_CLASS = {"infiniband": "0x020700", "nvme": "0x010802"}
 
 
+def nfs(root: Path) -> None:
+    """The part of node_exporter's tree that a process with an NFS mount has; the collector reads that of process 1."""
+    tree("node_exporter")(root.with_name("all"))
+    shutil.copytree(root.with_name("all") / "proc" / "10", root / "proc" / "1")
+
+
 def snapshot(path: str) -> Lay:
     """A snapshot of /sys that was taken as JSON (path → content). Class directories, PCI classes and the list of interfaces, which the
     kernel always has and the snapshot has not, are added: what holds no adapter and no disk is called a bridge, counters begin at 0.
@@ -320,6 +326,7 @@ DCGM_COUNTERS = tuple(
 CAPTURES = (
     Capture("procfs", tree("procfs", "fixtures")),
     Capture("node_exporter", tree("node_exporter")),
+    Capture("node_exporter-nfs", nfs),
     Capture("h100", tree("gpud-infiniband-h100", "sys-class-infiniband-h100.0", "sys/class/infiniband")),
     *(Capture(f"gcm-{name}", snapshot(f"gcm-health/{name}.json"))
       for name in ("learn_good", "learn_ib_intf_bad_rate", "learn_ib_intf_operstate_down", "learn_stuck_ib_intf", "cache_downlink")),

@@ -156,3 +156,17 @@ def test_shapes_of_lustre() -> None:
     assert lustre_client(["home-ffff1", "my-fs-ffff2"], "1@o2ib:/my-fs") == "my-fs-ffff2"
     assert lustre_client(["home-ffff1"], "junk") == ""
     assert parse_lustre("read_bytes x\n\nwrite_bytes 1 samples [bytes] 1 1 \u0663\n") == {}
+
+
+def test_a_mount_that_is_covered_at_one_of_its_paths_stands_at_the_others() -> None:
+    lines = (
+        "194 21 0:42 / /mnt/data rw - nfs4 server:/data rw\n"
+        "177 21 0:42 / /mnt/data-too rw - nfs4 server:/data rw\n"
+        "198 21 0:44 / /mnt/data-too rw - nfs server:/old rw\n"
+        "199 21 0:45 / /mnt/gone rw - nfs server:/gone rw\n"
+        "200 21 0:46 / /mnt/gone rw - tmpfs tmpfs rw\n"
+    )
+    assert [(mount.point, mount.kind) for mount in parse_mounts(lines, 9)] == [
+        ("/mnt/data", "nfs4"),
+        ("/mnt/data-too", "nfs"),
+    ]
