@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streams.store.chdb_insert import NoRoomError, from_file, held
 from streams.store.chdb_sql import reaches_outside, without_format, writes_a_file
 from streams.store.errors import StoreError
 from trainwarden.clock import Clock, SystemClock
@@ -30,6 +31,7 @@ LOCK_NAME = "owner.lock"
 _CODE = re.compile(r"Code: (\d+)\. ")
 _SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYNTAX_ERROR, _NOT_IMPLEMENTED, _READONLY, _TOO_MANY, _UNKNOWN_SETTING = 62, 48, 164, 202, 115
+_NOT_ENOUGH_SPACE = 243
 
 
 class QueryError(StoreError):
@@ -298,7 +300,7 @@ class ChdbEngine:
             settings |= {f"param_{name}": value for name, value in statement.parameters.items()}
         if statement.readonly:
             settings["readonly"] = "2"  # last: it forbids nothing but writing and being taken back
-        session = Session(connection, statement, reads, self._clock)
+        session = Session(connection, statement, reads, self._clock, self.directory)
         session.prepare(settings)
         return session
 
@@ -306,8 +308,9 @@ class ChdbEngine:
 class Session:
     """One statement on its own connection."""
 
-    def __init__(self, connection: Any, statement: Statement, reads: bool, clock: Clock) -> None:
+    def __init__(self, connection: Any, statement: Statement, reads: bool, clock: Clock, directory: Path) -> None:
         self._connection = connection
+        self._directory = directory
         self._statement = statement
         self._clock = clock
         self.reads = reads
@@ -381,14 +384,14 @@ class Session:
             The engine refused the statement or the data.
         """
         started_ns = self._clock.monotonic_ns()
-        handle = self._call(self._connection.send_insert, self._statement.text, data_format)
         try:
-            for chunk in chunks:
-                self._call(self._connection.insert_append, handle, chunk)
-        except BaseException:
-            self._call_quietly(self._connection.insert_cancel, handle)
-            raise
-        done = self._call(self._connection.insert_done, handle)
+            with held(chunks, self._directory) as path:
+                done = self._run(from_file(self._statement.text, path, data_format), "Null")
+        except ValueError as error:
+            raise QueryError.make(_NOT_IMPLEMENTED, "NOT_IMPLEMENTED", str(error)) from error
+        except NoRoomError as error:
+            sentence = f"The data of the INSERT found no room ({error})"
+            raise QueryError.make(_NOT_ENOUGH_SPACE, "NOT_ENOUGH_SPACE", sentence) from error
         elapsed_ns = self._clock.monotonic_ns() - started_ns
         return Answer(written_rows=done.rows_written(), written_bytes=done.bytes_written(), elapsed_ns=elapsed_ns)
 
@@ -400,12 +403,6 @@ class Session:
             return method(*arguments, **named)
         except RuntimeError as error:
             raise QueryError.of(error) from error
-
-    def _call_quietly(self, method: Any, *arguments: Any) -> None:
-        try:
-            method(*arguments)
-        except RuntimeError as error:  # the first error is the one to tell
-            log.debug("cancel of an insert: %s", error)
 
 
 def _classify(connection: Any, statement: Statement) -> str:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 
+from streams.store import chdb_insert
 from streams.store.chdb_server import Access, ChdbServer
 from streams.store.connect import connect
 from trainwarden.embedded.ports import free_port
@@ -151,6 +152,33 @@ def test_a_failing_insert_writes_nothing_and_the_next_one_works(client: Any, tab
     assert caught.value.code == 27
     client.raw_insert(table, ["a", "s", "v"], b"1,x,0\n", fmt="CSV")
     assert client.command(f"SELECT count() FROM {table}") == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "code"),
+    [
+        ("(a UInt64) ENGINE = MergeTree ORDER BY a PARTITION BY a", {"max_partitions_per_insert_block": 2}, 252),
+        ("(a UInt64, CONSTRAINT k CHECK a < 5) ENGINE = MergeTree ORDER BY a", {}, 469),
+    ],
+)
+def test_an_insert_that_fails_in_writing_is_told(client: Any, table: str, settings: dict[str, int], code: int) -> None:
+    """The engine's own streaming insert told of errors in reading only: a full disk lost every row in silence."""
+    client.command(f"CREATE TABLE refusing {table}")
+    try:
+        with pytest.raises(DatabaseError) as caught:
+            client.insert_arrow("refusing", pa.table({"a": pa.array(range(10), pa.uint64())}), settings=settings)
+        assert caught.value.code == code
+        assert client.command("SELECT count() FROM refusing") == 0
+    finally:
+        client.command("DROP TABLE refusing")
+
+
+def test_an_insert_larger_than_memory_allows_goes_by_the_disk(
+    client: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chdb_insert, "IN_MEMORY_BYTES", 1000)
+    client.raw_insert(table, ["a", "s", "v"], b"".join(b"%d,x,0\n" % n for n in range(2000)), fmt="CSV")
+    assert client.command(f"SELECT count(), sum(a) FROM {table}") == ["2000", str(sum(range(2000)))]
 
 
 def test_streams_arrive_whole_and_tell_an_error_behind_data(client: Any) -> None:
