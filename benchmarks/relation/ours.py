@@ -40,7 +40,7 @@ def run(played: Played, model: Path = weights.SHIPPED, served: bool = True) -> A
         warm = judge.residuals(
             seen, related, trained.served if served else None, opinions.frozen(evidence, len(graph.nodes))
         ).warm
-        evidence = judge.evidence(calibration)
+        evidence = judge.evidence(calibration, related)
         between = time.process_time()
         standing, _ = opinions.take(attribute(evidence, graph, trained.prices, rails) if warm else [], seen.at_ns)
         answers.round_s.append(between - begun)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.relation.features import Innovations, Past, Round
+from detectors.relation.features import LOCAL, Innovations, Past, Round
 from detectors.relation.graph import Graph
 from detectors.relation.groups import Groups
 from detectors.state import Array
@@ -29,6 +29,8 @@ SHORT, LONG = 2, 6
 RESIDUAL_LIMIT = 5.0
 """No single round convicts: a pause of seconds says as much as a slowness of some per cent, and must last as long."""
 CAP = 12.0
+APART, APART_DEVIATIONS, APART_FLOOR, APART_PEERS = float(np.log(1.2)), 8.0, 0.016, 4
+"""Log of the ratio and robust deviations by which a node stands apart, least spread of its peers, and their least number."""
 EFFECTS = 3
 LEAST_EFFECT = np.array([0.012, 0.010, 0.03], dtype=np.float32)
 """Less than so much longer own time (share), input wait (share of a step) or computing (share) is no fault, however sure it is."""
@@ -127,11 +129,14 @@ class Judge(msgspec.Struct):
             self.sums.put(residual, np.clip(found.port, -RESIDUAL_LIMIT, RESIDUAL_LIMIT), effect)
         return found
 
-    def evidence(self, calibration: Calibration) -> Evidence:
-        """Of the last rounds; the stronger of the short and the long span."""
+    def evidence(self, calibration: Calibration, related: Related | None = None) -> Evidence:
+        """Of the last rounds; the stronger of the short and the long span. With `related`, nodes that stand apart from peers who do
+        the same work are evident by that, though nobody ever saw them better."""
         count, rails = len(self.nodes), self.past.port.shape[2]
         node = stronger(self.sums.node, calibration.node, calibration, count)
         node = of_some_effect(node, self.sums.effect)
+        if related is not None and related.graph.described and "dp" in related.groups and self.sums.node:
+            node[LOCAL, apart(self.past.node[LOCAL], related.groups["dp"])] = CAP
         port = stronger(
             [part.reshape(len(part), -1) for part in self.sums.port], calibration.port, calibration, count * rails
         )
@@ -147,6 +152,23 @@ def standardised(found: Innovations, related: Related, served: Served | None) ->
         return (found.node.T - base).T, np.maximum(1.25 * spread, 1.0).T
     middle, scale = served.expect(given, base)
     return (found.node.T - middle).T, scale.T
+
+
+def apart(local: Array, peers: Groups) -> NDArray[np.bool_]:
+    """Nodes whose usual own time (log) is far above that of peers who keep together; not where more than a third would be."""
+    known = np.where(np.isfinite(local), local, np.nanmedian(local) if np.isfinite(local).any() else 0.0).astype(
+        np.float32
+    )
+    middle, spread = (rows[0] for rows in peers.messages(known[None]))
+    above = np.where(np.isfinite(local), known - middle, 0.0)
+    found = (
+        (above > APART)
+        & (above > APART_DEVIATIONS * 1.25 * np.maximum(spread, APART_FLOOR))
+        & (peers.others > np.log(APART_PEERS))
+    )
+    crowd = np.bincount(peers.group, weights=found[peers.rows]) if peers.rows.size else np.zeros(1)
+    found[peers.rows] &= 3 * crowd[peers.group] <= peers.size
+    return np.asarray(found)
 
 
 def of_some_effect(node: F32, effect: list[Array]) -> F32:

@@ -16,6 +16,8 @@ from detectors.base import AlignedTick, FamilyMatrix
 from detectors.relation import features
 from detectors.relation.features import LOCAL, OWN, Past, Round
 from detectors.relation.gather import Gathered, Places, channels
+from detectors.relation.groups import Groups
+from detectors.relation.judge import apart
 from trainwarden.commands.simulated_rounds import graph_of_job, rounds_of
 from trainwarden.records import TopologyEvent
 from trainwarden.topology import Topology
@@ -118,8 +120,8 @@ def test_frames_and_the_simulator_give_the_same_round() -> None:
                 families[name] = FamilyMatrix(name, tuple(rows), metrics, values.reshape(-1, len(metrics)))
         tick = AlignedTick(0, 5000, slow.layout.names, np.ones(40, dtype=np.bool_), families)
         gathered = Gathered()
-        node, gpu, port, rails = channels(tick, places)
-        gathered.put_tick(node, gpu, port)
+        *sums, rails = channels(tick, places)
+        gathered.put_tick(*sums)
         made = gathered.close(0, graph.rank_node, len(graph.nodes))
         expected = rounds[1]
         heard = interval.heard[grid.span]
@@ -135,3 +137,9 @@ def test_a_round_without_reports_is_unknown_and_no_error() -> None:
     assert np.isnan(made.step_ms)
     found = Past().advance(replace(made, gpu=np.full((3, 0), np.nan, dtype=np.float32)), np.zeros(3, dtype=np.bool_))
     assert found.node.shape == (8, 3)
+
+
+def test_who_was_slow_from_the_beginning_stands_apart_and_unequal_peers_do_not() -> None:
+    peers = Groups.of(np.repeat([0, 1], 6))
+    local = np.log(np.array([1.0, 1.01, 0.99, 1.0, 2.35, 1.0, 1.0, 1.3, 0.8, 1.5, 1.1, 0.9])).astype(np.float32)
+    assert np.flatnonzero(apart(local, peers)).tolist() == [4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from trainwarden.errors import UsageError
 torch = pytest.importorskip("torch", reason="the gnn extra is not installed")
 
 
-def table(rows: int, seed: int) -> object:
+def table(rows: int, seed: int) -> Any:
     from models.relation.net import Table
 
     stream = np.random.default_rng(seed)
@@ -73,11 +74,11 @@ def test_the_card_names_the_simulator_that_it_was_trained_on() -> None:
 def test_what_is_served_is_what_was_trained() -> None:
     from models.relation.net import Plan, train
 
-    net = train(table(600, 1), table(100, 2), Plan(epochs=2, batch=128), None, lambda progress: None)  # type: ignore[arg-type]
+    net = train(table(600, 1), table(100, 2), Plan(epochs=2, batch=128), None, lambda progress: None)
     sample = table(50, 3)
     with torch.no_grad():
-        middle, scale = net(torch.from_numpy(sample.given), torch.from_numpy(sample.base))  # type: ignore[attr-defined]
-    served = form.Served.of(net.served()).expect(sample.given, sample.base)  # type: ignore[attr-defined]
+        middle, scale = net(torch.from_numpy(sample.given), torch.from_numpy(sample.base))
+    served = form.Served.of(net.served()).expect(sample.given, sample.base)
     assert served[0] == pytest.approx(middle.numpy(), abs=1e-4)
     assert served[1] == pytest.approx(np.exp(scale.numpy()), rel=1e-4)
 
@@ -88,7 +89,7 @@ def test_it_learns_what_is_there_to_learn() -> None:
     losses: list[float] = []
     net = train(
         table(4000, 1), table(500, 2), Plan(epochs=6, batch=256, rate=1e-2), None, lambda p: losses.append(p.held_out)
-    )  # type: ignore[arg-type]
+    )
     assert losses[-1] < losses[0] - 0.5
     own = np.diag(net.served()["linear"][:, : form.CHANNELS])
     assert own == pytest.approx(np.full(form.CHANNELS, 0.5), abs=0.1)
@@ -105,11 +106,11 @@ def test_an_interrupted_training_ends_like_one_that_was_not(tmp_path: Path) -> N
             raise Interrupted
 
     plan, given, held = Plan(epochs=3, batch=256), table(1000, 1), table(100, 2)
-    whole = train(given, held, plan, None, lambda progress: None)  # type: ignore[arg-type]
+    whole = train(given, held, plan, None, lambda progress: None)
     with pytest.raises(Interrupted):
-        train(given, held, plan, tmp_path / "c.pt", stop)  # type: ignore[arg-type]
+        train(given, held, plan, tmp_path / "c.pt", stop)
     epochs: list[int] = []
-    resumed = train(given, held, plan, tmp_path / "c.pt", lambda progress: epochs.append(progress.epoch))  # type: ignore[arg-type]
+    resumed = train(given, held, plan, tmp_path / "c.pt", lambda progress: epochs.append(progress.epoch))
     assert epochs == [0, 1, 2], "the first is where it stood"
     assert all(np.array_equal(resumed.served()[name], value) for name, value in whole.served().items())
 

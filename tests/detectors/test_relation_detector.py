@@ -1,0 +1,75 @@
+"""The relation detector on frames: what it says, how far it reaches, and what it does without a model."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import pytest
+
+from detectors.base import Frame
+from detectors.contract import run
+from detectors.relation.relation import RelationDetector
+from detectors.synthetic import Scene, SyntheticCluster
+from models.relation import weights
+from trainwarden.errors import UsageError
+from trainwarden.records import Entity, EntityKind, Reach, Verdict
+
+FAULT_S, LENGTH_S = 80, 125
+SLOW_RACK = {4: 28.0, 5: 30.0, 6: 32.0, 7: 30.0}
+
+
+@cache
+def frames() -> tuple[Frame, ...]:
+    racks = {node: f"rack-{node // 4}" for node in range(16)}
+
+    def script(second: int) -> Scene:
+        return Scene(racks=racks, compute_ms=SLOW_RACK if second >= FAULT_S else {})
+
+    return tuple(SyntheticCluster(nodes=16, seed=2).frames(LENGTH_S, script))
+
+
+@cache
+def said() -> tuple[Verdict, ...]:
+    return tuple(run(RelationDetector(), frames()))
+
+
+def test_a_rack_that_slows_down_is_one_shared_cause() -> None:
+    assert {(v.kind, v.entity) for v in said() if not v.clears} == {("shared_slow", Entity(EntityKind.LEAF, "rack-1"))}
+    first = said()[0]
+    assert first.victims == ("n4", "n5", "n6", "n7")
+    assert 0 <= first.window_end_ns - frames()[0].now_ns - FAULT_S * 10**9 <= 35 * 10**9
+    assert "rack-1" in first.text
+    assert "none of them" in first.text
+
+
+def test_it_tells_and_never_acts() -> None:
+    assert {v.reach for v in said()} == {Reach.NOTIFY}
+
+
+def test_evidence_shows_with_whom_it_was_compared_and_the_groups_around_it() -> None:
+    own, gains, groups = said()[0].evidence
+    assert "n5 (rack)" in own.note
+    assert own.values[-1] > 0.05
+    assert len(gains.values) >= 2
+    assert "rack rack-1" in groups.note
+
+
+def test_without_a_model_it_is_off_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing() -> weights.Trained:
+        raise UsageError("w: no such file, expected model weights")
+
+    monkeypatch.setattr(weights, "load", missing)
+    with caplog.at_level(logging.WARNING):
+        assert run(RelationDetector(), frames()[:20]) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "detector relation is off, all others run: w: no such file, expected model weights"
+    ]
+
+
+def test_a_job_of_few_nodes_is_left_to_others() -> None:
+    detector = RelationDetector()
+    slow = SyntheticCluster(nodes=4, seed=2).frames(100, lambda s: Scene(compute_ms={1: 60.0} if s > 70 else {}))
+    assert run(detector, slow) == []
