@@ -137,6 +137,7 @@ class Executor:
             Verb.RESTART: self._restart,
             Verb.RETURN_NODE: self._return_node,
             Verb.REBALANCE: self._rebalance,
+            Verb.REROUTE: self._reroute,
         }[step.verb](plan, step, begun)
 
     def _save(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
@@ -191,6 +192,16 @@ class Executor:
         self._write(plan, step, status, outcome.reason, **outcome.detail)
         if outcome.status != "done":
             raise _Stop(ActionStatus.FAILED, f"{step.target} could not be returned: {outcome.reason}")
+
+    def _reroute(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
+        """The node leaves the rail that it uses now; the same order sent again is answered and not done again."""
+        if begun is None:
+            self._start(plan, step)
+        outcome = self._backend.reroute(self._order(plan, step.key), step.target)
+        status = ActionStatus.DONE if outcome.status == "done" else ActionStatus.FAILED
+        self._write(plan, step, status, outcome.reason, **outcome.detail)
+        if status is ActionStatus.FAILED:
+            raise _Stop(status, f"the traffic of {step.target} could not be moved: {outcome.reason}")
 
     def _rebalance(self, plan: Plan, step: PlanStep, begun: Row | None) -> None:
         """The shares are chosen once and written down first: after a crash the same change is asked for again."""

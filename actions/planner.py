@@ -160,12 +160,12 @@ def _steps(incident: Incident, verbs: tuple[Verb, ...], number: int) -> list[Pla
 
 
 def _targets(incident: Incident, verb: Verb) -> tuple[str, ...]:
-    if verb is not Verb.ISOLATE:
+    if verb not in (Verb.ISOLATE, Verb.REROUTE):
         return (incident.job,)
     if nodes := nodes_of(incident.culprits):
         return nodes
     named = ", ".join(map(str, incident.culprits)) or "nobody"
-    raise UsageError(f"incident {incident.incident_id}: isolate needs a culprit with a node, found {named}")
+    raise UsageError(f"incident {incident.incident_id}: {verb.value} needs a culprit with a node, found {named}")
 
 
 def _key(incident_id: str, number: int, verb: Verb, target: str) -> str:

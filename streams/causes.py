@@ -9,6 +9,7 @@ from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.policy import Family, Policy
 from trainwarden.records import Cause, Entity, EntityKind, Verdict
 
+REROUTED = "link_rerouted"
 SHARED_ENTITIES = frozenset({EntityKind.FABRIC, EntityKind.LEAF, EntityKind.RAIL})
 BLAMELESS_ENTITIES = frozenset({EntityKind.JOB})
 INFRASTRUCTURE = frozenset({"fatal_code", "node_lost", "link_down", "link_slow"})
@@ -77,6 +78,10 @@ def explains(cause: Finding, effect: Finding, policy: Policy) -> bool:
         return False
     stronger = strength(cause, policy) > strength(effect, policy)
     if cause.culprit == effect.culprit:
+        kinds = {cause.verdict.kind, effect.verdict.kind}
+        if REROUTED in kinds and kinds & {"link_down", "link_slow"}:
+            # the node has done by itself what could be done about its link: a dead rail is then no reason to take it out
+            return cause.verdict.kind == REROUTED
         return stronger
     if cause.verdict.entity.kind in BLAMELESS_ENTITIES:
         return effect.verdict.entity.kind in BLAMELESS_ENTITIES and stronger

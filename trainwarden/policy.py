@@ -97,6 +97,8 @@ _KINDS = (
               (), (), "warning", 9),
     FaultKind("save_failed", Family.WARNING, "checkpoints are not written", Reach.NOTIFY, (), (), "major", 30),
     FaultKind("suspect_code", Family.WARNING, "a code of the driver or kernel that is worth a look", Reach.NOTIFY, (), (), "warning", 25),
+    FaultKind("link_rerouted", Family.WARNING, "a node moved its traffic off a dead or degraded link by itself: the job goes on",
+              Reach.NOTIFY, (), (), "major", 26),
     FaultKind("threshold", Family.WARNING, "a series left the band that history and load explain", Reach.CORRELATE, (), (), "warning", 10),
     FaultKind("telemetry_lost", Family.TELEMETRY, "a node's telemetry stopped: its health is unknown", Reach.NOTIFY, (), (), "warning", 15),
     FaultKind("clock_skew", Family.TELEMETRY, "a node's clock is off", Reach.NOTIFY, (), (), "warning", 12),

@@ -87,6 +87,11 @@ class Backend(ABC):
         del order, shares, dry_run
         return Outcome("failed", self.can(Verb.REBALANCE) or f"backend {self.name} cannot change shares")
 
+    def reroute(self, order: Order, node: str, rail: str = "", undo: bool = False, dry_run: bool = False) -> Outcome:
+        """Take a rail of `node` (empty: the one in use) out of use until `undo`; a dry run only says what would move."""
+        del order, node, rail, undo, dry_run
+        return Outcome("failed", self.can(Verb.REROUTE) or f"backend {self.name} cannot move traffic")
+
     def learn(self, nodes: tuple[str, ...]) -> None:  # noqa: B027 - a backend with its own inventory has nothing to learn
         """Nodes that the topology names."""
 

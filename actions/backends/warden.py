@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ MAX_THREADS = 64
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names come from the topology: one with other characters could lead a command to another host or port."""
 _CANNOT = {
-    Verb.REROUTE: "the wardens of this version cannot move traffic to another link",
     Verb.NOTIFY: "notifying is the notifiers' work",
 }
 
@@ -145,6 +144,19 @@ class WardenBackend(Backend):
         for future in futures.values():
             future.add_done_callback(_log_outside)
         return _restart_outcome(answers, members, generation)
+
+    def reroute(self, order: Order, node: str, rail: str = "", undo: bool = False, dry_run: bool = False) -> Outcome:
+        args = {"rail": rail, "undo": undo, "dry_run": dry_run, "reason": order.reason}
+        answer = self._ask_all(self._only(node), "reroute", order, args)[node]
+        if answer is None:
+            return Outcome("failed", f"{node} is out of reach", silent=(node,))
+        outcome = _outcome(node, answer)
+        moves = answer.result.get("moves") or ()
+        told = {
+            "rail": str(answer.result.get("rail", "")),
+            "moves": ",".join(f"{m['peer']}:{m['from']}>{m['to']}" for m in moves),
+        }
+        return replace(outcome, detail={**outcome.detail, **told}) if answer.good else outcome
 
     def rebalance(self, order: Order, shares: tuple[int, ...], dry_run: bool = False) -> Outcome:
         """Told to every rank, the node of rank 0 first, then rank 0 goes; what fails before that has changed nothing."""

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from collectors.base import NAN, Context, Sample, Source, Worker
+from collectors.linkevents import link_events
 from trainwarden.errors import UsageError
 from trainwarden.records import Gap, LogEvent, StepRow
 from trainwarden.settings import option
@@ -35,7 +36,7 @@ Natural31 = Annotated[int, Meta(ge=0, lt=2**31)]
 Natural53 = Annotated[int, Meta(ge=0, lt=2**53)]
 Natural63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Whole numbers that a record and the store can hold; JSON itself has no bounds."""
-KINDS = ("hello", "step", "phase", "save", "restore", "exit", "bye")
+KINDS = ("hello", "step", "phase", "save", "restore", "exit", "bye", "link")
 
 
 class Datagram(msgspec.Struct, kw_only=True):
@@ -78,6 +79,16 @@ class Datagram(msgspec.Struct, kw_only=True):
     ok: bool = True
     error: str = ""
     reason: str = ""
+    event: str = ""
+    rail: str = ""
+    to: str = ""
+    interface: str = ""
+    peers: str = ""
+    peer_count: Natural24 = 0
+    cause: str = ""
+    hold_s: float = NAN
+    own: bool = False
+    settled: bool = False
 
 
 _decoder = msgspec.json.Decoder(Datagram)
@@ -179,6 +190,10 @@ class StepsSource(Source):
             self.context.metrics.count("tw_hook_dropped_total", datagram.dropped)
         if datagram.t == "exit":
             self._exit(datagram)
+            return
+        if datagram.t == "link":
+            for event in link_events(datagram):
+                self.context.outlet.log(event, urgent=True)
             return
         self._board(datagram, sender_pid)
         if datagram.t == "step":

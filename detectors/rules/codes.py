@@ -61,10 +61,10 @@ class State(msgspec.Struct):
 
 
 class CodeDetector(Detector):
-    """Says `fatal_code`, `suspect_code` or `save_failed`."""
+    """Says `fatal_code`, `suspect_code`, `save_failed` or `link_rerouted`."""
 
     name = "known_codes"
-    kinds = ("fatal_code", "suspect_code", "save_failed")
+    kinds = ("fatal_code", "suspect_code", "save_failed", "link_rerouted")
     false_alarms_per_node_day = 1e-4
     Settings = CodeSettings
     settings: CodeSettings

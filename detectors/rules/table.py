@@ -12,7 +12,7 @@ from trainwarden.settings import parse_duration_ms
 SEVERITIES = ("info", "warning", "error", "critical")
 ACTIONS = frozenset({"RESTART_APP", "RESET_GPU", "REBOOT_NODE", "REPLACE", "CHECK_NVLINK", "INSPECT", "UPDATE", "REPORT",
                      "FOLLOW_OTHER", "NONE"})  # fmt: skip
-VERDICTS = frozenset({"fatal_code", "suspect_code", "save_failed", "none"})
+VERDICTS = frozenset({"fatal_code", "suspect_code", "save_failed", "link_rerouted", "none"})
 
 
 @dataclass(frozen=True)

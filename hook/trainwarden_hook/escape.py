@@ -302,20 +302,26 @@ class Escape:
         for move in moves:
             groups.setdefault((move.source, move.target, move.cause), []).append(move.peer)
         for (source, target, cause), peers in groups.items():
-            moved = target > source or bool(cause)
-            hold_s = max(self.paths[self.rails.nodes.index(peer)].hold_s(source) for peer in peers)
-            self._tell(
-                "moved" if moved else "returned", source if moved else target, peers, cause,
-                to=self.rails.names[target], hold_s=round(hold_s, 3) if moved else None,
-                took_us=(time.monotonic_ns() - now_ns) // 1000,
-            )  # fmt: skip
+            if cause or target > source:
+                self._tell_moved(source, target, cause, peers, now_ns)
+            else:
+                settled = all(paths.current == 0 for paths in self.paths.values())
+                self._tell("returned", target, peers, "", to=self.rails.names[target], settled=settled)
+
+    def _tell_moved(self, source: int, target: int, cause: str, peers: list[str], now_ns: int) -> None:
+        """``own`` = the fault is at this node's end, as far as can be told: it lost its carrier, or most peers are bad to reach."""
+        away = sum(paths.current != source for paths in self.paths.values())
+        own = cause == "no_carrier" or (cause not in ("ordered", "far_end") and 2 * away > len(self.paths))
+        hold_s = max(self.paths[self.rails.nodes.index(peer)].hold_s(source) for peer in peers)
+        took_us = (time.monotonic_ns() - now_ns) // 1000
+        self._tell("moved", source, peers, cause, to=self.rails.names[target], own=own, hold_s=hold_s, took_us=took_us)
 
     def _tell_lost(self, paths: PeerPaths, states: list[State], now_ns: int) -> None:
         dead = all(state.condition is Condition.DEAD for state in states)
         if dead != (paths.name in self._lost):
             (self._lost.add if dead else self._lost.discard)(paths.name)
             causes = ", ".join(f"{name} {state.cause}" for name, state in zip(self.rails.names, states, strict=True))
-            self._tell("lost" if dead else "found", paths.current, [paths.name], causes if dead else "")
+            self._tell("lost" if dead else "found", paths.current, [paths.name], causes if dead else "", settled=dead)
         silent = bool(paths.heard_at_ns) and now_ns - paths.heard_at_ns > self.rails.tuning.lost_s * NS_PER_S
         if silent != (paths.name in self._silent):
             (self._silent.add if silent else self._silent.discard)(paths.name)

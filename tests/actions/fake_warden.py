@@ -34,6 +34,7 @@ class FakeWarden:
     broken_worlds: int = 0
     state: str = "running"
     accepts_saves: bool = True
+    has_links: bool = True
     late_commits: int = 0
     micro_ms: float = 0.0
     shares: list[int] = field(default_factory=list)
@@ -133,6 +134,10 @@ class FakeWarden:
             return self.world(args)
         if verb == "save":
             return self.save(args)
+        if verb == "reroute" and not self.has_links:
+            return "refused", "no links file", {}
+        if verb == "reroute":
+            return "done", "moved", {"rail": "a", "moves": [{"peer": "n0", "from": "a", "to": "b"}]}
         if verb == "shares":
             return self.divide(args)
         return "done", "", self.status() if verb == "status" else {}

@@ -182,9 +182,25 @@ def test_an_answer_that_got_lost_is_asked_for_again(tmp_path: Path) -> None:
 
 def test_what_this_backend_cannot_do() -> None:
     backend = WardenBackend.__new__(WardenBackend)
-    assert backend.can(Verb.REROUTE) != ""
-    for verb in (Verb.SAVE, Verb.ISOLATE, Verb.RESTART, Verb.RETURN_NODE, Verb.REBALANCE):
+    for verb in (Verb.SAVE, Verb.ISOLATE, Verb.RESTART, Verb.RETURN_NODE, Verb.REBALANCE, Verb.REROUTE):
         assert backend.can(verb) == ""
+
+
+def test_traffic_is_moved_by_the_node_and_a_dry_run_says_where(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (backend, wardens):
+        dry = backend.reroute(ORDER.part("dry"), "n1", dry_run=True)
+        assert (dry.status, dry.detail["rail"], dry.detail["moves"]) == ("done", "a", "n0:a>b")
+        done = backend.reroute(ORDER, "n1")
+        assert backend.reroute(ORDER, "n1") == done, "the same order again is answered from memory"
+        backend.reroute(ORDER.part("undo"), "n1", rail="a", undo=True)
+        assert [(args["dry_run"], args["undo"]) for verb, _, args in wardens["n1"].effects if verb == "reroute"] == [
+            (True, False), (False, False), (False, True),
+        ]  # fmt: skip
+        wardens["n2"].has_links = False
+        refused = backend.reroute(ORDER, "n2")
+        assert (refused.status, refused.reason) == ("refused", "n2: no links file")
+        wardens["n3"].mute = True
+        assert backend.reroute(ORDER, "n3").status == "failed"
 
 
 def test_nodes_of_the_topology_get_the_template(tmp_path: Path) -> None:
