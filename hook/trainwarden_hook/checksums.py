@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainwarden.hook")
 EVERY_STEPS = 10
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
 DEVICE_CHUNK_BYTES = 1 << 26
 MAX_SLICES = 32
 BITS = 24
@@ -54,7 +54,7 @@ class Checksums:
     every
         Steps between checks; every rank must have the same.
     chunk_bytes
-        What one check reads at most; every rank must have the same. Default: a MiB, 64 on a device.
+        What one check reads at most; every rank must have the same. Default: half a MiB, 64 on a device.
     """
 
     def __init__(self, parameters: list[torch.Tensor], every: int = EVERY_STEPS, chunk_bytes: int = 0) -> None:
