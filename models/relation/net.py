@@ -23,6 +23,7 @@ from models.relation.form import CHANNELS, HIDDEN, INPUTS
 
 F32 = NDArray[np.float32]
 FREEDOM = 4.0
+TORCH_VERSION = str(torch.__version__)
 GRADIENT_LIMIT = 5.0
 
 

@@ -314,9 +314,8 @@ def _normal_quantile(probability: float) -> float:
 def _card(
     plan: Plan, each: int, rows: int, losses: list[float], seconds: int, prices: dict[str, float]
 ) -> dict[str, Any]:
-    import torch
-
     from collectors.simulated.spec import VERSION
+    from models.relation import net
 
     first, proof = FIRST_LESSON + 1000 * plan.seed, FIRST_PROOF + 1000 * plan.seed
     data = (
@@ -326,6 +325,6 @@ def _card(
     return {
         "model": "relation: expected innovation of each node given its relatives and its past", "simulator_version": VERSION, "data": data,
         "kinds_in_training": list(LESSON_KINDS), "plan": asdict(plan), "rows": rows, "held_out_loss": [round(x, 5) for x in losses],
-        "prices": {name: round(price, 2) for name, price in prices.items()}, "seconds": seconds, "torch": torch.__version__,
+        "prices": {name: round(price, 2) for name, price in prices.items()}, "seconds": seconds, "torch": net.TORCH_VERSION,
         "limits": "Results on simulated data are results about that model of a cluster; no real cluster's telemetry was seen.",
     }  # fmt: skip
