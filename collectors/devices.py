@@ -82,8 +82,11 @@ class Devices(Generic[T]):
         reasons = {name: reading.reason for name, reading in self._readings.items()}
         return tuple(Gap(source, f"{reason}:{name}") for name, reason in reasons.items() if reason)
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; happens by itself when nobody asks any more."""
         if self._crew is not None:
             self._crew.close()
             self._crew = None

@@ -22,6 +22,7 @@ RANKS = 8
 STEP_EVERY_S = 0.5
 PEERS = 3
 QUIET_S = 3.0
+READY_S = 60.0
 TOPICS = (topics.TICKS, topics.LOGS, topics.STEPS, topics.CATALOG, topics.TOPOLOGY, topics.DEAD)
 
 
@@ -111,6 +112,7 @@ def surrounded(folder: Path) -> Iterator[Surroundings]:
     broker.start()
     here = Surroundings(folder, f"kafka://{broker.bootstrap}")
     bus = connect(here.url)
+    bus.wait_ready(READY_S)
     bus.ensure_topics(TOPICS)
     bus.close()
     here.start()
