@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trainwarden.clock import NS_PER_MS, NS_PER_S
-from trainwarden.policy import Family, Policy
-from trainwarden.records import Cause, Entity, EntityKind, Verdict
+from trainwarden.policy import Family, Policy, reach_at_least
+from trainwarden.records import Cause, Entity, EntityKind, Reach, Verdict
 
 REROUTED = "link_rerouted"
 SHARED_ENTITIES = frozenset({EntityKind.FABRIC, EntityKind.LEAF, EntityKind.RAIL})
@@ -95,10 +95,20 @@ def explains(cause: Finding, effect: Finding, policy: Policy) -> bool:
 
 
 def choose(findings: Sequence[Finding], policy: Policy) -> Finding:
-    """The finding that leads: explained by no other, then the strongest. Cleared ones only when nothing else is left."""
-    standing = [f for f in findings if not f.cleared] or list(findings)
+    """The finding that leads: explained by no other, then the strongest.
+
+    Cleared ones lead when nothing else is left, or nothing that anybody would be told: what an incident was named for, and healed for,
+    is not renamed by a quiet opinion that outlives it.
+    """
+    standing = [f for f in findings if not f.cleared]
+    if not any(_is_loud(f) for f in standing):
+        standing = [f for f in findings if _is_loud(f)] or standing or list(findings)
     unexplained = [f for f in standing if not any(explains(other, f, policy) for other in standing)]
     return max(unexplained or standing, key=lambda f: strength(f, policy))
+
+
+def _is_loud(finding: Finding) -> bool:
+    return reach_at_least(finding.verdict.reach, Reach.NOTIFY)
 
 
 def rank_causes(findings: Iterable[Finding], policy: Policy, limit: int = 5) -> tuple[Cause, ...]:

@@ -180,6 +180,23 @@ def test_stronger_kind_on_the_same_node_renames_the_fault() -> None:
     assert story.only().remedy == ("checkpoint", "isolate", "restart")
 
 
+def test_what_was_healed_is_not_renamed_by_a_quiet_opinion_that_outlives_it() -> None:
+    story = Story()
+    story.steps(40)
+    story.say(verdict("threshold", "n2", at_s=1, reach=Reach.CORRELATE))
+    story.say(verdict("rank_frozen", "n2", at_s=2, onset_s=1))
+    story.go(4)
+    assert story.only().kind == "rank_frozen"
+    story.act(story.only(), ActionStatus.DONE)
+    story.say(verdict("threshold", "n2", at_s=5, onset_s=1, reach=Reach.CORRELATE))
+    story.say(verdict("rank_frozen", "n2", at_s=5, onset_s=1, clears=True))
+    story.steps(41, attempt=2)
+    story.go(60)
+    assert {i.kind for i in story.revisions} == {"rank_frozen"}
+    assert Reach.CORRELATE not in {i.reach for i in story.revisions}
+    assert story.only().status is IncidentStatus.CLOSED
+
+
 def test_independent_culprits_are_two_incidents() -> None:
     story = Story()
     story.say(verdict("link_slow", "n1", confidence=0.95), verdict("compute_slow", "n3", confidence=0.95))
