@@ -218,10 +218,19 @@ class Theatre:
 
     def situation(self, hurt: Hurt) -> str:
         """What is known of a fault, for the message of a test that waited in vain."""
-        since = [i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns - 60 * 10**9]
+        with self.observed.lock:
+            incidents = list(self.observed.incidents.values())
         told = [
-            (i.kind, [e.node or e.name for e in i.culprits], i.status.value, i.timeline.verdict_at_ns - hurt.at_ns)
-            for i in since
+            (
+                i.incident_id,
+                i.kind,
+                [e.node or e.name for e in i.culprits],
+                i.status.value,
+                i.reach.value,
+                i.revision,
+                (i.timeline.verdict_at_ns - hurt.at_ns) / 1e9,
+            )
+            for i in incidents
         ]
         words = [v.text for v in self.observed.verdicts if v.window_end_ns >= hurt.at_ns - 30 * 10**9 and not v.clears]
         state = f"attempt {self.observed.newest_attempt}, step {self.observed.last_step}"
