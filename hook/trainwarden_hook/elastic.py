@@ -101,6 +101,9 @@ class _Rendezvous(RendezvousHandler):
         self._worker_store = None
         return True
 
+    def announce(self, speaks: bool) -> None:
+        """Say that the present generation is the newest, where others could form one without us."""
+
     def next_round(self, limit_s: float) -> RendezvousInfo:
         """Meet the same members again while their workers live on; a generation higher, with a new store for the workers.
 
@@ -121,6 +124,7 @@ class _Rendezvous(RendezvousHandler):
                     raise TimeoutError(f"node {other} of {world} did not meet again in {limit_s:g} s")
                 time.sleep(ROUND_POLL_S)
         self.generation += 1
+        self.announce(rank == 0)
         info = self._publish(shelf, rank, world)
         self._met = (store, rank, world)
         return info
@@ -259,6 +263,7 @@ class FreeRendezvous(_Rendezvous):
         local_addr = parameters.local_addr or "127.0.0.1"
         super().__init__(parameters.run_id, check, local_addr)
         backend, store = create_backend(parameters)
+        self._newest = Newest(store, parameters.run_id)
         self._inner = create_handler(store, _InterruptibleBackend(backend, check), parameters)
         self._node = node
         self._looked_at = 0.0
@@ -272,22 +277,65 @@ class FreeRendezvous(_Rendezvous):
         met.store.set_timeout(timedelta(seconds=EXCHANGE_TIMEOUT_S))
         met.store.set(f"known/{met.rank}", json.dumps([self.generation, self._node]))
         known = [json.loads(met.store.get(f"known/{rank}")) for rank in range(met.world_size)]
-        self.generation = max(generation for generation, _ in known) + 1
+        if met.rank == 0:
+            met.store.set("elsewhere", str(self._newest.generation()))
+        elsewhere = int(met.store.get("elsewhere"))
+        self.generation = max(elsewhere, *(generation for generation, _ in known)) + 1
         self.members = [node for _, node in known]
+        self._newest.announce(self.generation, met.rank == 0)
         return self._publish(met.store, met.rank, met.world_size)
 
+    def announce(self, speaks: bool) -> None:
+        """See `_Rendezvous`."""
+        self._newest.announce(self.generation, speaks)
+
     def num_nodes_waiting(self) -> int:
-        """Nodes that ask to join; looked up at most once a second."""
+        """Nodes that ask to join; looked up at most once a second.
+
+        Raises
+        ------
+        CalledOff
+            A newer world of this job was formed without this node.
+        """
         self._check()
         now = time.monotonic()
         if now - self._looked_at < WAITING_CHECK_S:
             return 0
         self._looked_at = now
+        if self._newest.generation() > self.generation:
+            raise CalledOff
         try:
             return int(self._inner.num_nodes_waiting())
         except RendezvousConnectionError:
             # Nobody can ask to join through a store that is gone; the workers do not need it and go on.
             return 0
+
+
+class Newest:
+    """The newest world of a job, by generation, where every launcher can read it.
+
+    A node whose keep-alives are late (a machine that is overloaded, a pause) is taken out of the rendezvous while its workers
+    run; the others may then form a world of their own, and so may the rest of it: two worlds would train one job. Who finds a
+    newer one than its own leaves it and joins.
+    """
+
+    def __init__(self, store: dist.Store, run_id: str) -> None:
+        self._store: dist.Store | None = store
+        self._key = f"trainwarden/{run_id}/newest"
+
+    def generation(self) -> int:
+        """0 while there was none; the same when the store is gone, for then nobody can form another."""
+        try:
+            if self._store is not None and self._store.check([self._key]):
+                return int(self._store.get(self._key))
+        except dist.DistError:
+            self._store = None
+        return 0
+
+    def announce(self, generation: int, speaks: bool) -> None:
+        """Say that this is the newest; one member speaks for all."""
+        if speaks and self._store is not None:
+            self._store.set(self._key, str(generation))
 
 
 class Agent(SimpleElasticAgent):
