@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,7 @@ class RawService:
                 continue
             await self._read(consumer, wait_ms=0)
             await self._cut()
+            self._note_lag(consumer)
             await self._commit(consumer)
             if self._saving is not None and self._saving.done():
                 self._saving.result()
@@ -244,6 +245,11 @@ class RawService:
         self._stage.delivered(result, self._clock.now_ns())
         if CUTS.name in offsets:
             self._cuts_position = offsets[CUTS.name] + 1
+
+    def _note_lag(self, consumer: Any) -> None:
+        ends = {f"{p.topic}/{p.partition}": consumer.highwater(p) for p in consumer.assignment()}
+        for topic, records in lag(ends, self._stage.positions).items():
+            self._metrics.set("tw_lag_records", records, topic=topic)
 
     async def _commit(self, consumer: Any) -> None:
         """For lag monitors only: the truth about positions is in the snapshot and the cuts."""
@@ -591,6 +597,22 @@ async def _assign(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
 
 async def _positions(consumer: Any) -> dict[str, int]:
     return {f"{p.topic}/{p.partition}": await consumer.position(p) for p in consumer.assignment()}
+
+
+def lag(ends: Mapping[str, int | None], positions: Mapping[str, int]) -> dict[str, int]:
+    """Records of each topic that lie on the broker and are in no frame yet; partitions that were never fetched from say nothing.
+
+    Examples
+    --------
+    >>> lag({"tw.ticks/0": 12, "tw.ticks/1": 5, "tw.logs/0": None}, {"tw.ticks/0": 10})
+    {'tw.ticks': 7}
+    """
+    found: dict[str, int] = {}
+    for place, end in ends.items():
+        if end is not None:
+            topic = place.rpartition("/")[0]
+            found[topic] = found.get(topic, 0) + max(0, end - positions.get(place, 0))
+    return found
 
 
 def _readable(kind: type[Any], messages: Iterable[Message], refuse: Callable[[Message, str], None]) -> list[Any]:

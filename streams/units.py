@@ -20,7 +20,8 @@ from trainwarden.topics import CATALOG, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY
 
 SHARES: dict[str, frozenset[str]] = {
     "lines": frozenset({"dynamic_threshold"}),
-    "trends": frozenset({"foretell", "series_residual", "seasonal_band", "stale_series"}),
+    "trends": frozenset({"foretell", "seasonal_band"}),
+    "links": frozenset({"mesh_links", "series_residual", "stale_series"}),
 }
 """Detectors of a second-stage unit, about equally dear; what no unit names is the last one's, `REST`."""
 REST = "jobs"
@@ -61,7 +62,8 @@ class Unit:
 
 def units(blocks: int = TICKS.partitions) -> tuple[Unit, ...]:
     """All units of a cluster whose ticks lie in so many partitions, the dearest first."""
-    return (*(_share(name) for name in (*SHARES, REST)), *(_block(number) for number in range(blocks)))
+    shares = ("lines", "trends", REST, "links")
+    return (*map(_share, shares), *map(_block, range(blocks)))
 
 
 def dealt(work: Sequence[Unit], workers: int) -> list[list[Unit]]:
@@ -70,7 +72,7 @@ def dealt(work: Sequence[Unit], workers: int) -> list[list[Unit]]:
     Examples
     --------
     >>> [[unit.role.owner for unit in hand] for hand in dealt(units(2), 2)]
-    [['share/lines', 'share/jobs', 'block/1'], ['share/trends', 'block/0']]
+    [['share/lines', 'share/jobs', 'block/0'], ['share/trends', 'share/links', 'block/1']]
     """
     return [list(work[number::workers]) for number in range(workers)]
 

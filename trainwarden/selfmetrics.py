@@ -52,6 +52,7 @@ MetricName = Literal[
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
+    "tw_lag_records",  # records on the broker that are in no frame yet, by topic
     "tw_snapshot_bytes",  # size of a worker's state before it is packed
     # sums with count: <name>_sum and <name>_count ------------------------------------------------------------------------
     "tw_frame_ms",  # time to run all detectors over a frame

@@ -114,7 +114,7 @@ def test_a_verdict_that_breaks_the_correlator_does_not_keep_the_next_leader_from
 
     async def lead() -> list[Output]:
         application = app.Application(config, Metrics("worker"), SystemClock())
-        await application._lead()
+        await application._lead_once()
         return application._correlator.tick()
 
     outputs = asyncio.run(lead())
