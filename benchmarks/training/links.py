@@ -14,6 +14,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,31 @@ RESULTS = Path(__file__).parents[1] / "results" / "links.json"
 DOWN_S, CALM_S = 0.7, 1.0
 NAMED_BAR_MS, BACK_BAR_MS = 20.0, 150.0
 GAP_BAR_MS = {"routes": 500.0, "mptcp": 100.0}
+CALM_MACHINE_MS = 25.0
 Nodes = RailCluster | RailRing
 Row = dict[str, Any]
+
+
+class Probe:
+    """How long the machine let a process of our priority wait: what the job feels of that is no matter of links."""
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[int, int]] = []
+        threading.Thread(target=self._run, name="probe", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            began_ns = time.time_ns()
+            time.sleep(0.005)
+            if time.time_ns() - began_ns > 10e6:
+                self._waits.append((began_ns, time.time_ns()))
+
+    def longest_ms(self, since_ns: int, until_ns: int) -> float:
+        """Within a window."""
+        return max((b - a for a, b in list(self._waits) if b > since_ns and a < until_ns), default=0) / 1e6
+
+
+PROBE = Probe()
 
 
 def one_trial(nodes: Nodes, number: int, kind: str) -> Row:
@@ -43,10 +67,10 @@ def one_trial(nodes: Nodes, number: int, kind: str) -> Row:
     time.sleep(DOWN_S)
     moved = list(events)
     repaired_ns = fault(at, number, False)
-    wait_for("the return", lambda: [e for e in list(events) if e["event"] == "returned" and e["node"] == name], 30.0)
+    wait_for("the return", lambda: [e for e in returns(nodes, repaired_ns) if e["node"] == name], 90.0)
     time.sleep(0.5)
     ended_ns = time.time_ns()
-    returned = [event for event in list(events) if event["event"] == "returned"]
+    returned = returns(nodes, repaired_ns)
     own = [event for event in moved if event["event"] == "moved" and event["node"] == name]
     return {
         "kind": kind, "node": name, "cause": own[0]["cause"],
@@ -56,7 +80,15 @@ def one_trial(nodes: Nodes, number: int, kind: str) -> Row:
         "back_ms": max((event["at_ns"] - repaired_ns) / 1e6 for event in returned),
         "back_gap_ms": nodes.gap_ms(repaired_ns, ended_ns),
         "quiet_gap_ms": nodes.gap_ms(quiet_ns, began_ns),
+        "machine_ms": PROBE.longest_ms(quiet_ns, repaired_ns),
     }  # fmt: skip
+
+
+def returns(nodes: Nodes, since_ns: int) -> list[Row]:
+    """Moves back; one before the repair was a bad rail that seemed well for a moment."""
+    return [
+        event for event in list(nodes.collectors.events) if event["event"] == "returned" and event["at_ns"] >= since_ns
+    ]
 
 
 def _link(at: Stage, number: int, bad: bool) -> int:
@@ -136,23 +168,26 @@ def summary(result: Row) -> list[Row]:
 
 
 def verdicts(results: list[Row]) -> list[str]:
-    """One line per bar: met or missed, in how many trials."""
+    """One line per bar: met or missed, in how many trials; and the same for trials in which the machine let nobody wait long."""
     lines = []
     for result in results:
         rows = [r for r in result["rows"] if r["kind"] in CARRIER]
-        gap_bar = GAP_BAR_MS[result["mode"]]
-        for name, key, bar in (
-            ("named", "named_ms", NAMED_BAR_MS),
-            ("gap", "gap_ms", gap_bar),
-            ("back", "back_ms", BACK_BAR_MS),
-        ):
-            within, p99 = sum(r[key] < bar for r in rows), quantile([r[key] for r in rows], 0.99)
-            met = "met" if p99 < bar else "MISSED"
-            lines.append(
-                f"{result['mode']:7s} {name:6s} p99 {p99:7.1f} ms, bar {bar:5.0f} ms: {met}, within it {within} of {len(rows)}"
-            )
+        calm = [r for r in rows if r["machine_ms"] < CALM_MACHINE_MS]
+        bars = {"named": NAMED_BAR_MS, "gap": GAP_BAR_MS[result["mode"]], "back": BACK_BAR_MS}
+        for name, bar in bars.items():
+            cells = "; calm machine ".join(_against([r[f"{name}_ms"] for r in some], bar) for some in (rows, calm))
+            lines.append(f"{result['mode']:7s} {name:6s} bar {bar:4.0f} ms: {cells}")
         lines.append(f"{result['mode']:7s} restarts {result['restarts']}")
     return lines
+
+
+def _against(values: list[float], bar: float) -> str:
+    if not values:
+        return "no trial"
+    p99 = quantile(values, 0.99)
+    return (
+        f"p99 {p99:.1f} ms {'met' if p99 < bar else 'MISSED'}, {sum(value < bar for value in values)} of {len(values)}"
+    )
 
 
 def main() -> int:

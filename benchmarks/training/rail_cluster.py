@@ -109,12 +109,14 @@ class RailCluster(StepRows):
     Parameters
     ----------
     links
-        Settings of the links file; ``None`` starts the wardens without one (and the nodes with plain routes over rail a).
+        Settings of the links file.
+    program
+        What the wardens keep running instead of launchers; then there is no store and no rank either.
     """
 
-    def __init__(self, root: Path, stage: Stage, links: dict[str, object] | None) -> None:
+    def __init__(self, root: Path, stage: Stage, links: dict[str, object], program: tuple[str, ...] = ()) -> None:
         super().__init__(root / "rows", stage)
-        self.root, self.links = root, links
+        self.root, self.links, self._program = root, links, program
         self.job = f"rails{uuid.uuid4().hex[:6]}"
         self.wardens: list[subprocess.Popen[bytes]] = []
         self._others: list[subprocess.Popen[bytes]] = []
@@ -141,22 +143,11 @@ class RailCluster(StepRows):
             "--listen",
             f"{self.stage.address(0)}:{STORE_PORT}",
         ]
-        self._others.append(self._spawn(0, store, "store"))
-        if self.links is not None:
-            self.stage.links_file(self.root / "links.toml", **self.links)
-        else:
-            self._plain_routes()
+        if not self._program:
+            self._others.append(self._spawn(0, store, "store"))
+        self.stage.links_file(self.root / "links.toml", **self.links)
         for number in range(len(self.stage.names)):
             self.start_warden(number)
-
-    def _plain_routes(self) -> None:
-        for number in range(len(self.stage.names)):
-            hand = self.stage.hand(self.stage.space(number))
-            for other in range(len(self.stage.names)):
-                if other != number:
-                    hand.do(
-                        f"route add {self.stage.address(other)} via {self.stage.on(other, 'a')} src {self.stage.address(number)}"
-                    )
 
     def start_warden(self, number: int) -> None:
         name = self.stage.names[number]
@@ -167,14 +158,14 @@ class RailCluster(StepRows):
             *python, "trainwarden_hook.warden", "--node", name, "--job", self.job,
             "--listen", f"{self.stage.address(number)}:{WARDEN_PORT}",
             "--secret-file", str(self.root / "secret"), "--state-dir", str(home / "state"), "--run-dir", str(home / "run"),
-            *(["--links", str(self.root / "links.toml")] if self.links is not None else []),
+            "--links", str(self.root / "links.toml"),
         ]  # fmt: skip
         count = len(self.stage.names)
         launcher = [
             *python, "trainwarden_hook.launcher", "--nnodes", f"{count}:{count}", "--nproc-per-node", "1", "--rdzv-endpoint",
             f"{self.stage.address(0)}:{STORE_PORT}", "--local-addr", self.stage.address(number), str(JOB), "--rows", str(self.rows),
         ]  # fmt: skip
-        made = self._spawn(number, [*warden, "--", *launcher], f"{name}/warden")
+        made = self._spawn(number, [*warden, "--", *(self._program or launcher)], f"{name}/warden")
         self.wardens[number : number + 1] = [made]
 
     def _spawn(self, number: int, command: list[str], log: str) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training.rail_cluster import wait_for
+from benchmarks.training.rail_cluster import RailCluster, wait_for
 from benchmarks.training.rail_ring import RailRing
 from benchmarks.training.rail_stage import Stage, stage
 
@@ -119,3 +119,38 @@ def test_mptcp_goes_on_with_the_standby_and_an_order_moves_as_a_fault_does(at: S
         wait_rails(ring, 0, "a")
         ring.wait_steps(20)
         assert ring.alive()
+
+
+def served(cluster: RailCluster, number: int) -> bool:
+    return "serves on" in (cluster.root / f"n{number}" / "warden.log").read_text()
+
+
+def keeper_of(warden: int) -> int:
+    children = Path(f"/proc/{warden}/task/{warden}/children").read_text().split()
+    (found,) = [pid for pid in children if b"link_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(found)
+
+
+def test_wardens_take_the_order_signed_and_once_and_keep_the_watch_alive(at: Stage, tmp_path: Path) -> None:
+    with RailCluster(tmp_path, at, {}, program=("sleep", "1000")) as cluster:
+        for number in range(3):
+            wait_for("the warden", lambda number=number: served(cluster, number), 120)
+
+        def rails(number: int) -> set[str]:
+            return {told["rail"] for told in cluster.status(number)["links"].get("peers", {}).values()}
+
+        code, dry = cluster.command(1, "reroute", {"dry_run": True})
+        assert (code, dry["status"], len(dry["result"]["moves"])) == (200, "done", 2)
+        code, done = cluster.command(1, "reroute", {"rail": "a"}, id="once")
+        assert (code, done["status"]) == (200, "done")
+        wait_for("n1 on rail b", lambda: rails(1) == {"b"}, 60)
+        assert cluster.command(1, "reroute", {"rail": "a"}, id="once")[1] == done
+        assert cluster.command(1, "reroute", {"rail": "c"})[0] == 409
+        assert cluster.command(1, "reroute", {"rail": "a", "undo": True}, fence=0)[0] == 409, "an older leader"
+
+        os.kill(keeper_of(cluster.wardens[1].pid), signal.SIGKILL)
+        wait_for("the order known to a new keeper", lambda: cluster.status(1)["links"].get("avoided"), 60)
+        assert rails(1) == {"b"}
+        assert cluster.command(1, "reroute", {"rail": "a", "undo": True})[1]["status"] == "done"
+        wait_for("n1 on rail a", lambda: rails(1) == {"a"}, 60)
+    assert ip(at, 1, "route", "show", "proto", "116") == "", "a warden that ends takes its routes along"
