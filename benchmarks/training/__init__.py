@@ -1,1 +1,1 @@
-"""The training side against its peers, in one run on one machine (`make bench-training`)."""
+"""Benchmarks of the training side."""
