@@ -59,7 +59,9 @@ class Line:
             except ConnectionError:
                 return  # `wait` tells that the parent is gone
             except OSError as error:
-                sys.stderr.write(f"trainwarden gpu helper: a message of {len(message)} bytes is lost: {error.strerror}\n")
+                sys.stderr.write(
+                    f"trainwarden gpu helper: a message of {len(message)} bytes is lost: {error.strerror}\n"
+                )
         self._kept = []
 
     def _unsent(self, messages: list[bytes], first: bytes) -> list[bytes]:

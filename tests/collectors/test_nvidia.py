@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from collectors.accelerators import BY_DCGM, GPU, NAMES, SIGNALS, packed
 from collectors.base import Sample
-from collectors.nvidia import abi, decode, wire
 from collectors.crew import Crew
+from collectors.nvidia import abi, decode, wire
 from collectors.nvidia.fields import FAST, MEDIUM, READINGS, SLOW, Batch, fields_of
 from collectors.nvidia.library import Library
 from collectors.nvidia.parent import BACKOFF_MAX_S, Keeper
