@@ -369,7 +369,9 @@ def test_several_entries_are_kept_by_one_write_or_one_by_one(tmp_path: Path) -> 
     spool.close()
 
 
-def test_entries_that_do_not_fit_on_the_disk_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_do_not_fit_on_the_disk_are_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spool = Spool(tmp_path, 1 << 20, Metrics("test"))
     entries = [Entry(Value.STEP, i, "tw.steps", b"job", bytes([i])) for i in range(3)]
     with monkeypatch.context() as full:
