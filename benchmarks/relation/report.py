@@ -82,10 +82,10 @@ def _per_run(mine: Sheet, theirs: Sheet, group: str) -> list[tuple[float, float]
 
 def text(found: dict[str, Any]) -> str:
     """Tables for a terminal."""
-    lines = [f"{'method':18} {'nodes':>5} " + " ".join(f"{name:>18}" for name in COLUMNS)]
+    lines = [f"{'method':24} {'nodes':>5} " + " ".join(f"{name:>18}" for name in COLUMNS)]
     for key, row in sorted(found["overall"].items(), key=lambda item: (int(item[0].split("|")[1]), item[0])):
         method, size = key.split("|")
-        lines.append(f"{method:18} {size:>5} " + " ".join(f"{row[name]:18.3f}" for name in COLUMNS))
+        lines.append(f"{method:24} {size:>5} " + " ".join(f"{row[name]:18.3f}" for name in COLUMNS))
     lines.append("")
     for key, rows in found["by_kind"].items():
         if key.startswith("ours|"):
@@ -121,7 +121,7 @@ def pictures(found: dict[str, Any], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     for key, rows in found["by_slowdown"].items():
         method, size = key.split("|")
-        if method in ("ours", "in_group_mad", "in_group_mad_past"):
+        if method in ("ours", "in_group_mad_past@0.0001"):
             steps = sorted(rows, key=float)
             left.plot(
                 [float(s) for s in steps],

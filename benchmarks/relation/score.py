@@ -96,14 +96,14 @@ def answers_at(scores: F32, played: Played, line: float) -> list[Answer]:
     return found
 
 
-def calm_maximum(scores: F32, played: Played) -> float:
-    """The largest steady score of rounds in which nobody is to blame: the line of a floor, found on the tuning split."""
+def calm_scores(scores: F32, played: Played) -> F32:
+    """Steady scores of rounds in which nobody is to blame: where the lines of a floor are found, on the tuning split."""
     calm = np.ones(len(scores), dtype=np.bool_)
     calm[: played.episode.warm] = False
     for slot in played.scenario.slots:
         if slot.truth and (slot.job == played.job or slot.truth[0][0] == "rail"):
             calm[int(slot.start_s / ROUND_S) : int(slot.end_s / ROUND_S) + 3 * GRACE_ROUNDS] = False
-    return float(steady(scores)[calm].max(initial=0.0))
+    return steady(scores)[calm].ravel()
 
 
 def figures(marks: Sequence[Marked]) -> dict[str, float]:

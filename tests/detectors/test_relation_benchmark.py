@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.relation.episodes import Played, play
 from benchmarks.relation.scenarios import SIZES, SPLITS, Scenario, Slot, allowed, magnitude, scenario
-from benchmarks.relation.score import Sheet, answers_at, calm_maximum, figures
+from benchmarks.relation.score import Sheet, answers_at, calm_scores, figures
 from collectors.simulated.faults import kinds
 from detectors.relation.floors.base import named, registry, steady
 from trainwarden.commands.train import FIRST_LESSON, FIRST_PROOF, LESSON_KINDS, lessons
@@ -60,7 +60,7 @@ def played() -> Played:
 
 def test_in_group_mad_finds_a_slow_node(played: Played) -> None:
     scores = registry().get("in_group_mad_past")().score(played.episode)
-    line = 1.01 * calm_maximum(scores, played)
+    line = float(calm_scores(scores, played).max())
     sheet = Sheet("mad")
     sheet.take(played, answers_at(scores, played, line))
     assert sheet.slots[0].hit == 1
