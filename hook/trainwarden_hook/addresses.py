@@ -59,3 +59,8 @@ def address_towards(host: str, port: int) -> str:
             return str(trial.getsockname()[0])
     except OSError:
         return socket.gethostname()
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without the stack that torch appends; its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,6 +9,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from trainwarden_hook.addresses import first_line
+
 log = logging.getLogger("trainwarden.launcher")
 CONNECT_TIMEOUT_S = 2.0
 LOOK_S = 2.0
@@ -68,7 +70,7 @@ class Notice:
         try:
             self._open(endpoint).set(self._key, why)
         except (RuntimeError, dist.DistError) as error:
-            log.warning("the other nodes could not be told that the job has ended: %s", str(error).splitlines()[0])
+            log.warning("the other nodes could not be told that the job has ended: %s", first_line(error))
 
     def take_down(self, endpoint: tuple[str, int]) -> None:
         """What an earlier run of the job has left there is not about this one."""

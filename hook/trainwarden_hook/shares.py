@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainwarden_hook.addresses import first_line
 from trainwarden_hook.bulletin import Board, Errands
 
 log = logging.getLogger("trainwarden.hook")
@@ -288,7 +289,7 @@ class Shares:
         try:
             board = self._board or self._open_board()
         except Exception as error:
-            return {"error": f"the ranks' common store is not to be had: {str(error).splitlines()[0]}"}
+            return {"error": f"the ranks' common store is not to be had: {first_line(error)}"}
         self._board = board
         if not dry_run:
             self.pending = Proposal(key, _numbers(shares), self._clock() + GO_WITHIN_S)

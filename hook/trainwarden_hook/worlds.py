@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server import WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
+from trainwarden_hook.addresses import first_line
 from trainwarden_hook.elastic import Agent, CalledOff, FreeRendezvous, Interrupted, OrderedRendezvous
 from trainwarden_hook.giving_up import GivenUp, Judge, Notice
 from trainwarden_hook.lines import connect
@@ -229,7 +230,7 @@ class Runner:
             log.info("another node goes on without orders; joining it")
             return "called-off"
         except (TimeoutError, ConnectionError, RendezvousError, dist.DistError) as error:
-            log.warning("the world did not come together: %s", str(error).splitlines()[0])
+            log.warning("the world did not come together: %s", first_line(error))
             return "lonely"
         finally:
             self._supervisor.workers.stop()
@@ -308,7 +309,7 @@ class Runner:
                 raise TimeoutError(f"not every live rank of this node has asked in {REGROUP_LIMIT_S:g} s")
             agent.meet_again(group, REGROUP_LIMIT_S)
         except (TimeoutError, dist.DistError) as error:
-            why = str(error).splitlines()[0]
+            why = first_line(error)
             log.warning("the world is not put together around the survivors: %s", why)
             for rank in trainers.asking():
                 trainers.answer(rank, {"why": why})
@@ -337,5 +338,5 @@ def host_store(host: str, port: int) -> dist.TCPStore | None:
     try:
         return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as error:
-        log.info("the store at %s:%d is somebody else's: %s", host, port, str(error).splitlines()[0][:100])
+        log.info("the store at %s:%d is somebody else's: %s", host, port, first_line(error)[:100])
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 from trainwarden_hook import outputs
-from trainwarden_hook.addresses import UsageError
+from trainwarden_hook.addresses import UsageError, first_line
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.giving_up import GivenUp, Judge, Notice
 from trainwarden_hook.options import Options, parse
@@ -135,6 +135,15 @@ class TestGivingUp:
             other.look(place, lambda: 20.0)
         Notice("j").take_down(place)
         other.look(place, lambda: 30.0)
+
+
+def test_an_exception_that_says_nothing_is_named() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+    assert first_line(RendezvousTimeoutError()) == "RendezvousTimeoutError", (
+        "a spare meets it each time that it has waited"
+    )
+    assert first_line(ValueError("one\ntwo")) == "one"
 
 
 def test_help_names_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
