@@ -24,7 +24,7 @@ log = logging.getLogger("trainwarden.links")
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 MAX_NAMES = 8
 ASK_AGAIN_MS = (15.0, 35.0, 75.0, 150.0, 400.0)
-STANDARD_PACE_PER_S = 2000.0
+MOST_BEATS_PER_S = 1000.0
 """Heartbeats a node sends a second at most: with many peers they come at longer intervals."""
 Report = Callable[[dict[str, Any]], None]
 
@@ -161,7 +161,7 @@ class Escape:
 
     def _interval_ms(self) -> float:
         beats = len(self._peers) * len(self.rails.names)
-        return max(self.rails.tuning.heartbeat_ms, 1000.0 * beats / STANDARD_PACE_PER_S)
+        return max(self.rails.tuning.heartbeat_ms, 1000.0 * beats / MOST_BEATS_PER_S)
 
     # -- carriers
 
