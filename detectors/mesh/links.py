@@ -32,6 +32,8 @@ from trainwarden.topology import Topology
 _FABRIC = "fabric|"
 _SUBNET = ("leaf", "rail")
 _SMALL_MESH = 4.0
+_MUTE, _MUTED_AFTER = 2, 3
+"""A node of which nothing came for so many ticks does not answer probes either, nor at once when it speaks again."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class State(msgspec.Struct):
     paces: dict[str, Pace] = {}
     absent: dict[str, int] = {}
     surges: Surges = msgspec.field(default_factory=Surges)
+    muted: dict[str, int] = {}
 
 
 class MeshLinkDetector(Detector):
@@ -158,6 +161,7 @@ class MeshLinkDetector(Detector):
                 self._state.ports.put(tick, interfaces, self._state.absent, self.settings.flap_window_s)
             if (probes := tick.family("mesh")) is not None:
                 self._state.pairs.put(tick.at_ns, probes)
+                self._excuse_silent(frame.topology)
             self._state.surges.put(tick, self._owners)
             self._suspect_ports(tick, frame.topology)
             if probes is not None and self._state.pairs.keys:
@@ -188,6 +192,19 @@ class MeshLinkDetector(Detector):
         before = self._state.absent
         here = zip(tick.nodes, tick.present.tolist(), strict=True)
         self._state.absent = {node: before.get(node, 0) + 1 for node, present in here if not present}
+
+    def _excuse_silent(self, topology: Topology) -> None:
+        """Probes to a node whose collector hangs are lost whatever its link does, and those that it finds when it wakes are very late."""
+        absent, muted = self._state.absent, self._state.muted
+        if not muted and all(ticks < _MUTE for ticks in absent.values()):
+            return
+        left = {node: ticks - 1 for node, ticks in muted.items() if ticks > 1}
+        self._state.muted = left | {node: _MUTED_AFTER for node, ticks in absent.items() if ticks >= _MUTE}
+        parts = self._passed(topology)
+        for ticks, nodes in ((1, set(muted) | set(self._state.muted)), (_MUTE, set(self._state.muted) - set(muted))):
+            if nodes:
+                mine = np.array([node in nodes for node in parts.nodes], dtype=np.bool_)
+                self._state.pairs.excuse(np.asarray(mine[parts.ends].any(axis=1)), ticks)
 
     def _passed(self, topology: Topology) -> Parts:
         """The parts that probes pass; worked out again when probes or the attributes of nodes change."""

@@ -63,6 +63,13 @@ class Pairs(msgspec.Struct):
         probed = index[sent > 0]
         self.silent[probed] = np.where((lost >= sent)[sent > 0], self.silent[probed] + 1, 0)
 
+    def excuse(self, rows: Array, ticks: int) -> None:
+        """What these pairs saw in the newest ticks is not to be judged by: as if they had not been probed."""
+        at = np.ix_(self.recent(ticks), np.flatnonzero(rows))
+        self.rtt_ms[at] = np.nan
+        self.sent[at], self.lost[at], self.late[at] = 0.0, 0.0, 0.0
+        self.silent[rows] = 0
+
     def recent(self, ticks: int) -> Array:
         """Slots of the newest `ticks` ticks, oldest first."""
         return np.asarray((self.cursor - np.arange(min(ticks, RING))[::-1]) % RING)

@@ -104,6 +104,20 @@ def test_leaf_is_named_when_most_of_its_nodes_suffer() -> None:
     assert verdicts[0].entity.kind is EntityKind.LEAF
 
 
+@pytest.mark.parametrize("hung_s", [2, 4, 12])
+def test_a_collector_that_hangs_while_its_job_suffers_from_something_else_has_no_lossy_link(hung_s: int) -> None:
+    """Its probes are lost, and those that it finds when it wakes are late; stalls of the job are no proof that they matter."""
+
+    def script(now: int) -> Scene:
+        slow_ms = 100.0 if now >= 35 else 0.0
+        if 40 <= now < 40 + hung_s:
+            return Scene(dead_links={1}, silent={1}, network_ms=slow_ms)
+        waking = 40 + hung_s <= now < 43 + hung_s
+        return Scene(rtt_ms={1: 2000.0} if waking else {}, network_ms=slow_ms)
+
+    assert said(script, 80) == []
+
+
 def test_silent_node_is_not_called_a_link_that_is_down() -> None:
     assert spoken(said(lambda now: Scene(dead_links={3}, silent={3}, standing=True) if now >= 30 else None, 45)) == []
 
