@@ -1,6 +1,6 @@
 """A whole cluster's records through one machine: broker, worker, store and action service, and what each of them costs.
 
-    python -m benchmarks.scale [--nodes 1250] [--minutes 3] [--broker kafka|tansu] [--blocks 0] [--workers 1] [--json FILE]
+    python -m benchmarks.scale [--nodes 1250] [--minutes 3] [--broker kafka|tansu] [--json FILE]
 
 The simulator publishes at real time (ticks, steps, logs, topology, with faults; answers in a file of their own), everything else is the
 product as it ships: all detectors on, embedded store, actions in mode observe. Shown: processor time of every part per second of real time,
@@ -71,7 +71,6 @@ class Plan:
     minutes: float
     warm_s: float
     broker: str
-    blocks: int
     workers: int
     faults: str
     directory: Path
@@ -129,13 +128,12 @@ class Site:
 
     def _toml(self, port: int) -> str:
         folder = self.plan.directory
-        blocks = f"blocks = {self.plan.blocks}\n" if self.plan.blocks else ""
         secret = folder / "secret"
         secret.write_text("0" * 64)
         secret.chmod(0o600)
         return (
             f'cluster = "sim"\nrun_dir = "{folder}"\n[kafka]\nurl = "kafka://{self._address}"\n'
-            f'[streams]\nweb_listen = "127.0.0.1:{port or free_port()}"\ndata_directory = "scratch-{port}"\n{blocks}'
+            f'[streams]\nweb_listen = "127.0.0.1:{port or free_port()}"\ndata_directory = "scratch-{port}"\n'
             f'[store]\nurl = "clickhouse://127.0.0.1:{self._store}/trainwarden"\ndirectory = "{folder}/store"\n'
             f'[policy]\nmode = "observe"\n[actions]\nlisten = "127.0.0.1:{self._status}"\n'
             f'[backends.warden]\nsecret_file = "{secret}"\n'
@@ -321,8 +319,7 @@ def main() -> int:
         "--warm-seconds", type=float, default=60.0, help="detectors allocate and learn before the clock runs"
     )
     parser.add_argument("--broker", choices=("kafka", "tansu"), default="kafka")
-    parser.add_argument("--blocks", type=int, default=0, help="streams.blocks; 0: one stage")
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="one leads, the others stand by")
     parser.add_argument("--faults", default="mix:6")
     parser.add_argument(
         "--directory", type=Path, default=None, help="a new directory for logs and data, kept; default: a temporary one"
@@ -335,7 +332,6 @@ def main() -> int:
             given.minutes,
             given.warm_seconds,
             given.broker,
-            given.blocks,
             given.workers,
             given.faults,
             Path(folder),
