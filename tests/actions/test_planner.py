@@ -217,6 +217,8 @@ def test_a_fault_that_comes_back_without_a_known_cause_is_recommended_to_be_rest
 
 
 def test_replicas_that_differ_while_nobody_can_say_which_is_wrong_are_restarted() -> None:
-    found = plan(incident(kind="silent_corruption", culprits=()), Policy(mode=Mode.AUTO), job(), 0, 1, PlannerSettings())
+    found = plan(
+        incident(kind="silent_corruption", culprits=()), Policy(mode=Mode.AUTO), job(), 0, 1, PlannerSettings()
+    )
     assert found is not None
     assert [step.verb for step in found.steps] == [Verb.RESTART]

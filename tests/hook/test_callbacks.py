@@ -89,7 +89,7 @@ def test_a_transformers_trainer(packages: Path) -> None:
     ours.on_train_begin(args, state, control)
     mailbox: Mailbox = ours.watch.job.mailbox
     told: list[dict[str, Any]] = []
-    mailbox.tell_saved = told.append  # type: ignore[method-assign]
+    mailbox.tell_saved = told.append  # type: ignore[method-assign, assignment]
     for number in range(4):
         state.global_step = number
         ours.on_step_begin(args, state, control)

@@ -123,7 +123,7 @@ class TestGivingUp:
         assert [judge.failed({0: 1}, -1) for _ in range(5)] == [""] * 5
 
     def test_the_other_nodes_hear_of_it_and_a_new_run_does_not(self) -> None:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         place = ("127.0.0.1", store.port)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from trainwarden_hook.elastic import Newest
 
 
