@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-training bench-collector bench-relation clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-scale bench-training bench-collector bench-relation clean install
 
 install: $(STAMP)
 
@@ -55,6 +55,12 @@ bench: $(STAMP)
 # the whole collector on a node with 8 GPUs and 8 ports; ARGS="--ticks 100000" or ARGS="--real 600" for its other two parts
 bench-collector: $(STAMP)
 	$(BIN)/python -m benchmarks.collector $(ARGS)
+
+# 10,000 GPUs at 1 Hz on this machine: broker, worker, store and action service, six minutes; then what the units of two stages cost.
+# SCALE="--nodes 96 --minutes 1 --broker tansu" for a small one
+bench-scale: $(STAMP)
+	$(BIN)/python -m benchmarks.scale $(SCALE)
+	$(BIN)/python -m benchmarks.scale_units
 
 # detectors, ours and the usual tools, on public labelled series; an environment of its own, for the peers pin other versions
 bench-detect: $(BENCH_STAMP)
