@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from trainwarden_hook.environment import Environment
+from trainwarden_hook.group_sockets import GroupSockets
 
 if TYPE_CHECKING:
     from trainwarden_hook.job import Job
@@ -43,6 +44,8 @@ class Regroup:
         self._job = job
         self._rejoin = rejoin
         self._backend = ""
+        self._sockets = GroupSockets()
+        self._sockets.take()
         self.count = 0
 
     def leave(self) -> None:
@@ -52,6 +55,8 @@ class Regroup:
         if not dist.is_initialized():
             return
         self._backend = dist.get_backend()
+        if "gloo" in self._backend:
+            self._sockets.shut()
         group: Any = dist.group.WORLD
         done = threading.Event()
 
@@ -92,6 +97,7 @@ class Regroup:
         self._job.renew(Environment.read())
         dist.init_process_group(self._backend, timeout=timedelta(seconds=self._job.environment.pg_timeout_s))
         self._rejoin()
+        self._sockets.take()
 
 
 def rebuild(model: Any) -> None:
