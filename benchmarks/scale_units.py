@@ -1,6 +1,6 @@
 """What the units of two-stage detection cost, beside one worker that does it all, on the same simulated cluster; and whether they agree.
 
-    python -m benchmarks.scale_units [--nodes 256] [--seconds 60] [--faults mix:3] [--json FILE]
+    python -m benchmarks.scale_units [--nodes 256] [--seconds 120] [--faults mix:4] [--json FILE]
 
 All on the memory bus and a simulated clock, so that what is timed is processor time of the units alone, without broker and client. Printed:
 milliseconds per simulated second of each unit, the gain of 2, 4 and 8 workers over one (all units' time over that of the worker with the
@@ -97,8 +97,8 @@ def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=256)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--faults", default="mix:3")
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--faults", default="mix:4")
     parser.add_argument("--json", type=Path, default=None, help="write the result here too")
     given = parser.parse_args()
     if given.seconds <= WARM_S:

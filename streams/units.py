@@ -19,6 +19,7 @@ from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import CATALOG, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY
 
 SHARES: dict[str, frozenset[str]] = {
+    "relation": frozenset({"relation"}),
     "lines": frozenset({"dynamic_threshold"}),
     "trends": frozenset({"foretell", "seasonal_band"}),
     "links": frozenset({"mesh_links", "series_residual", "stale_series"}),
@@ -62,7 +63,7 @@ class Unit:
 
 def units(blocks: int = TICKS.partitions) -> tuple[Unit, ...]:
     """All units of a cluster whose ticks lie in so many partitions, the dearest first."""
-    shares = ("lines", "trends", REST, "links")
+    shares = ("relation", "lines", REST, "trends", "links")
     return (*map(_share, shares), *map(_block, range(blocks)))
 
 
@@ -72,7 +73,7 @@ def dealt(work: Sequence[Unit], workers: int) -> list[list[Unit]]:
     Examples
     --------
     >>> [[unit.role.owner for unit in hand] for hand in dealt(units(2), 2)]
-    [['share/lines', 'share/jobs', 'block/0'], ['share/trends', 'share/links', 'block/1']]
+    [['share/relation', 'share/jobs', 'share/links', 'block/1'], ['share/lines', 'share/trends', 'block/0']]
     """
     return [list(work[number::workers]) for number in range(workers)]
 
