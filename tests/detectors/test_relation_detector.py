@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.detect import steps_data, steps_real
 from detectors.base import Frame
 from detectors.contract import run
 from detectors.relation.relation import RelationDetector
@@ -73,3 +74,11 @@ def test_a_job_of_few_nodes_is_left_to_others() -> None:
     detector = RelationDetector()
     slow = SyntheticCluster(nodes=4, seed=2).frames(100, lambda s: Scene(compute_ms={1: 60.0} if s > 70 else {}))
     assert run(detector, slow) == []
+
+
+@pytest.mark.parametrize(("name", "expected"), [("AR", {("compute_slow", "dp0-stage0")}), ("ST", set())])
+def test_real_traces_get_the_known_answer(name: str, expected: set[tuple[str, str]]) -> None:
+    """ByteDance's slow worker was slow from the first step; the uneven stages of the other job have no bad node."""
+    job = next(job for job in steps_data.known_jobs() if job.name == name)
+    verdicts = run(RelationDetector(), list(steps_real.frames_of(job)))
+    assert {(v.kind, v.entity.name) for v in verdicts if not v.clears} == expected
