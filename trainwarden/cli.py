@@ -18,7 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("trainwarden.commands.demo", "hurt a real training job on this machine and watch it heal"),
     "up": ("trainwarden.commands.up", "run broker, store, worker and action service on this machine"),
     "run": ("trainwarden.commands.run", "launch a training script (torchrun's flags); execs trainwarden-run"),
-    "checkpoint": ("trainwarden.commands.checkpoint", "list the saves of a job, or export one for torch.distributed.checkpoint"),
+    "checkpoint": (
+        "trainwarden.commands.checkpoint",
+        "list the saves of a job, or export one for torch.distributed.checkpoint",
+    ),
     "collect": ("trainwarden.commands.collect", "the node agent"),
     "scan": ("trainwarden.commands.scan", "one look at this node, without a server: what is here and what looks wrong"),
     "worker": ("trainwarden.commands.worker", "the stream worker: detection and incidents"),

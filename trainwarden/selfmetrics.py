@@ -136,7 +136,7 @@ class Metrics:
 
     def observe_spread_ms(self, name: MetricName, value_ms: float, **labels: str) -> None:
         """Add a duration to a sum, its count, and the Prometheus buckets (`BUCKETS_MS`) that it falls into."""
-        self.observe_ms(name, value_ms, **labels)
+        self.observe_ms(name, value_ms, 1, **labels)
         for limit_ms in BUCKETS_MS:
             if value_ms <= limit_ms:
                 self._add(f"{name}_bucket", 1, {**labels, "le": "+Inf" if math.isinf(limit_ms) else f"{limit_ms:g}"})
