@@ -43,7 +43,7 @@ def main() -> None:
             times.append(time.perf_counter() - started)
             time.sleep(0.2)
         print(json.dumps({"memory_s": times[2:], "first_s": times[0]}), flush=True)
-    AsyncCheckpointSaver.reset()
+    # Its own end waits for a launcher that is not there.
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ from benchmarks.training.state import Training
 
 DLROVER = "dlrover==0.6.1"
 DLROVER_NEEDS = ("grpcio", "protobuf", "psutil")
-DLROVER_LIMIT_S = 900
+DLROVER_LIMIT_S = 120
 INSTALL_LIMIT_S = 600
 DLROVER_SCRIPT = Path(__file__).with_name("dlrover_save.py")
 
