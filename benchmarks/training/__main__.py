@@ -24,8 +24,8 @@ def main() -> int:
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="on the disk that torch.save writes to")
     parser.add_argument(
         "--dlrover-python",
-        default=os.environ.get("DLROVER_PYTHON", ""),
-        help="has dlrover; default: installed anew into a temporary environment, none: left out",
+        default=os.environ.get("DLROVER_PYTHON", "none"),
+        help="has dlrover; empty: installed anew into a temporary environment, none (default): left out",
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "training_checkpoints.json")
     given = parser.parse_args()
