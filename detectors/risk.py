@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from trainwarden.clock import NS_PER_S
 
 DAY_S = 86400.0
-DETECTOR_SHARES = {"threshold": 0.25, "series": 0.25, "steps": 0.25, "mesh": 0.15, "rules": 0.10}
+DETECTOR_SHARES = {"threshold": 0.22, "series": 0.22, "steps": 0.24, "mesh": 0.15, "rules": 0.10, "relation": 0.07}
 """Parts of the budget by family of detectors; they add up to one."""
 
 

@@ -30,6 +30,8 @@ FACTS = frozenset({Family.FAIL_STOP, Family.CORRUPTION})
 GUESSES = frozenset({"loss_spike"})
 """Kinds of those families that are statistics all the same."""
 STATISTICAL = frozenset(DETECTOR_SHARES) - {"rules"}
+WITNESSES = frozenset(DETECTOR_SHARES) - {"relation"}
+"""Families that can confirm each other. That telemetry is odd proves no fault, and `relation` judges by what the others have seen too."""
 Key = tuple[str, str, str]
 """Job, kind, culprit."""
 
@@ -97,8 +99,8 @@ class Budget:
         return False, ""
 
     def independent(self, detectors: Iterable[str]) -> bool:
-        """Whether these are of more than one family that looks at nodes and jobs (that telemetry is odd proves no fault)."""
-        return len({family for name in detectors if (family := self._families.get(name, "")) in DETECTOR_SHARES}) > 1
+        """Whether these are of more than one family that looks at nodes and jobs by evidence of its own."""
+        return len({family for name in detectors if (family := self._families.get(name, "")) in WITNESSES}) > 1
 
     def proved(self, family: str) -> None:
         """An incident that a purse paid for was true."""
@@ -129,7 +131,8 @@ class Budget:
         if self._is_fact(kind):
             return ""
         speakers = {self._families.get(name, "") for name, plugin in registry().all().items() if kind in plugin.kinds}
-        return min(speakers & STATISTICAL, default="") if not speakers - STATISTICAL else ""
+        likely = sorted(speakers & STATISTICAL, key=lambda family: (-DETECTOR_SHARES[family], family))
+        return likely[0] if likely and not speakers - STATISTICAL else ""
 
     def _has_stood(self, key: Key, now_ns: int) -> bool:
         waiting = self._waiting.get(key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from streams import report
-from streams.causes import PROMOTER, SHARED_ENTITIES, Finding, choose, culprit_of, explains, rank_causes
+from streams.causes import PROMOTER, RECOVERED, SHARED_ENTITIES, Finding, choose, culprit_of, explains, rank_causes
 from trainwarden.clock import NS_PER_S
 from trainwarden.policy import Family, FaultKind, Policy, highest_reach, reach_at_least
 from trainwarden.records import (
@@ -94,11 +94,14 @@ class Case:
             self._lead = choose(self.findings, policy)
         return self._lead
 
-    def clear(self, kind: str, culprit: str, at_ns: int) -> None:
+    def clear(self, kind: str, culprit: str, at_ns: int, detector: str) -> None:
         """A detector took an opinion back. A successor reads the last minute again: what is newer than the taking back still holds."""
         for finding in self.findings:
             if (finding.verdict.kind, finding.culprit) == (kind, culprit) and finding.verdict.observed_at_ns <= at_ns:
-                finding.cleared, self._lead = True, None
+                reach = finding.verdict.reach
+                finding.take_back(detector)
+                self.dirty |= finding.verdict.reach is not reach
+                self._lead = None
 
     def absorb(self, other: Case) -> None:
         """Take the findings of another case over: the two turned out to be one."""
@@ -115,7 +118,7 @@ class Case:
         if finding is not None:
             finding.repeat(verdict, now_ns)
         elif len(self.findings) < MAX_FINDINGS:
-            finding = Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector})
+            finding = Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector: verdict.reach})
             self.findings.append(finding)
             self.dirty = True
         self._lead = None
@@ -263,7 +266,7 @@ def case_of(incident: Incident) -> Case:
     verdict = Verdict(
         cluster=incident.cluster,
         verdict_id=incident.verdict_ids[0] if incident.verdict_ids else "",
-        detector="recovered",
+        detector=RECOVERED,
         job=incident.job,
         attempt=incident.attempt,
         entity=entity,
@@ -277,7 +280,9 @@ def case_of(incident: Incident) -> Case:
         victims=incident.victims,
         text=incident.title,
     )
-    lead = Finding(verdict, times.verdict_at_ns, incident.observed_at_ns, times.fault_at_ns, detectors={"recovered"})
+    lead = Finding(
+        verdict, times.verdict_at_ns, incident.observed_at_ns, times.fault_at_ns, detectors={RECOVERED: incident.reach}
+    )
     return Case(
         incident.incident_id,
         incident.cluster,

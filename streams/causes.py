@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from trainwarden.clock import NS_PER_MS, NS_PER_S
-from trainwarden.policy import Family, Policy, reach_at_least
+from trainwarden.policy import Family, Policy, highest_reach, reach_at_least
 from trainwarden.records import Cause, Entity, EntityKind, Reach, Verdict
 
+RECOVERED = "recovered"
+"""Stands for the detectors of an incident that was read back from its topic."""
 REROUTED = "link_rerouted"
 SHARED_ENTITIES = frozenset({EntityKind.FABRIC, EntityKind.LEAF, EntityKind.RAIL})
 BLAMELESS_ENTITIES = frozenset({EntityKind.JOB})
@@ -36,17 +40,33 @@ class Finding:
     onset_at_ns: int
     count: int = 1
     cleared: bool = False
-    detectors: set[str] = field(default_factory=set)
+    detectors: dict[str, Reach] = field(default_factory=dict)
+    """Who says so, and how far each may reach."""
 
     @property
     def culprit(self) -> str:
         return culprit_of(self.verdict.entity)
 
     def repeat(self, verdict: Verdict, now_ns: int) -> None:
-        """The same said again: newest evidence, earliest onset."""
-        self.verdict, self.last_at_ns, self.count, self.cleared = verdict, now_ns, self.count + 1, False
+        """The same said again: newest evidence, earliest onset. Who may reach less adds a voice and takes nothing from the others."""
+        if self.cleared:
+            self.detectors.clear()
+        others = [reach for name, reach in self.detectors.items() if name != verdict.detector]
+        self.detectors[verdict.detector] = verdict.reach
+        if not others or reach_at_least(verdict.reach, highest_reach(others)):
+            self.verdict = verdict
+        self.last_at_ns, self.count, self.cleared = now_ns, self.count + 1, False
         self.onset_at_ns = min(self.onset_at_ns, verdict.onset_at_ns)
-        self.detectors.add(verdict.detector)
+
+    def take_back(self, detector: str) -> None:
+        """One of those who said so no longer does; it is cleared when nobody else is left. A finding read from a published incident
+        does not know who spoke: anybody may take it back."""  # fmt: skip
+        left = {name: reach for name, reach in self.detectors.items() if name not in (detector, RECOVERED)}
+        if not left:
+            self.cleared = True
+        elif detector in self.detectors:
+            self.detectors = left
+            self.verdict = replace(self.verdict, reach=highest_reach(list(left.values())))
 
 
 def culprit_of(entity: Entity) -> str:

@@ -205,7 +205,7 @@ class Correlator:
             self._budget.take_back(verdict.kind, culprit_of(verdict.entity), jobs)
         for case in self._cases.values():
             if job in ("", case.job):
-                case.clear(verdict.kind, culprit_of(verdict.entity), verdict.observed_at_ns)
+                case.clear(verdict.kind, culprit_of(verdict.entity), verdict.observed_at_ns, verdict.detector)
 
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
         """The live case that this verdict supports, is explained by, or takes over."""
@@ -449,4 +449,4 @@ class Correlator:
 
 
 def _finding(verdict: Verdict, now_ns: int) -> Finding:
-    return Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector})
+    return Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector: verdict.reach})

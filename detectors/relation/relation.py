@@ -1,7 +1,7 @@
 """The detector of node relations: one job at a time, one answer for all its nodes, links and shared parts.
 
 Every five seconds each node is compared with what its own past and its relatives make likely (`models.relation`), and the evidence of all
-nodes, ports and groups is explained by the fewest causes (`detectors.relation.attribution`). It tells; `notify` is as far as it reaches.
+nodes, ports and groups is explained by the fewest causes (`detectors.relation.attribution`). It adds its voice to what others open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from models.relation import weights
 from models.relation.weights import Trained
 from trainwarden.clock import NS_PER_S
-from trainwarden.errors import TrainwardenError
+from trainwarden.errors import ConfigError, TrainwardenError
 from trainwarden.records import Entity, EntityKind, Evidence, Reach, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout, Topology
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 ROUND_NS = int(ROUND_S * NS_PER_S)
 _HISTORY, _LEARN_EVERY = 36, 24
+REACHES = ("store", "correlate", "notify")
 _PLACES = {"rack": "rack", "pdu": "power unit", "zone": "cooling zone", "leaf": "leaf", "rail": "rail"}
 
 
@@ -48,6 +49,14 @@ class RelationSettings:
     least_nodes: int = option(8, "jobs of fewer nodes have too few relatives: others look after them")
     caution: float = option(1.0, "multiplies the price of every cause: above 1 names less")
     restate_s: float = option(15.0, "while a cause stands, it is said again after so long")
+    reach: str = option(
+        "correlate",
+        "how far it may reach: correlate adds to incidents that others open, notify opens its own (see docs/relation.md)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.reach not in REACHES:
+            raise ConfigError(f"detectors.relation.reach: {self.reach!r}, expected one of {', '.join(REACHES)}")
 
 
 class JobState(msgspec.Struct):
@@ -283,7 +292,7 @@ class RelationDetector(Detector):
             attempt=state.assembly.attempt, score=round(score, 3), confidence=max(confidence, 0.05), text=text, evidence=evidence,
             victims=tuple(graph.nodes[i] for i in below)[:MAX_VICTIMS], clears=clears,
         )  # fmt: skip
-        return replace_reach(made)
+        return msgspec.structs.replace(made, reach=Reach(self.settings.reach))
 
     def _evidence(
         self, state: JobState, graph: Graph, opinion: Opinion, cause: Cause, at_ns: int
@@ -342,8 +351,3 @@ def _what(cause: Cause) -> str:
     if cause.kind == "port":
         return f"port {cause.name} is worse than the other ports of its node"
     return f"{len(cause.members)} nodes of {_PLACES[cause.kind]} {cause.name} are worse together: a shared cause, none of them"
-
-
-def replace_reach(verdict: Verdict) -> Verdict:
-    """As far as this detector may reach."""
-    return msgspec.structs.replace(verdict, reach=Reach.NOTIFY)

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.detect import steps_data, steps_real
 from detectors.base import Frame
 from detectors.contract import run
-from detectors.relation.relation import RelationDetector
+from detectors.relation.relation import RelationDetector, RelationSettings
 from detectors.synthetic import Scene, SyntheticCluster
 from models.relation import weights
-from trainwarden.errors import UsageError
+from trainwarden.errors import ConfigError, UsageError
 from trainwarden.records import Entity, EntityKind, Reach, Verdict
 
 FAULT_S, LENGTH_S = 80, 125
@@ -44,8 +44,10 @@ def test_a_rack_that_slows_down_is_one_shared_cause() -> None:
     assert "none of them" in first.text
 
 
-def test_it_tells_and_never_acts() -> None:
-    assert {v.reach for v in said()} == {Reach.NOTIFY}
+def test_it_adds_to_what_others_open_and_opens_nothing_unless_asked() -> None:
+    assert {v.reach for v in said()} == {Reach.CORRELATE}
+    with pytest.raises(ConfigError, match="act"):
+        RelationSettings(reach="act")
 
 
 def test_evidence_shows_with_whom_it_was_compared_and_the_groups_around_it() -> None:

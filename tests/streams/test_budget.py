@@ -56,7 +56,15 @@ def opinion(
 
 
 def test_every_detector_has_a_family_with_a_share_or_speaks_of_telemetry() -> None:
-    assert set(families_of_detectors().values()) <= {"threshold", "series", "steps", "mesh", "rules", "telemetry"}
+    assert set(families_of_detectors().values()) <= {
+        "threshold",
+        "series",
+        "steps",
+        "mesh",
+        "rules",
+        "telemetry",
+        "relation",
+    }
 
 
 def test_noise_opens_no_more_incidents_than_burst_and_budget() -> None:

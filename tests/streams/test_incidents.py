@@ -180,6 +180,24 @@ def test_stronger_kind_on_the_same_node_renames_the_fault() -> None:
     assert story.only().remedy == ("checkpoint", "isolate", "restart")
 
 
+def test_a_second_detector_that_may_reach_less_adds_its_voice_and_takes_nothing_away() -> None:
+    story = Story()
+    story.steps(40)
+    story.say(verdict("compute_slow", "n2", at_s=1, onset_s=0, detector="strong"))
+    story.go(20)
+    weak = {"detector": "weak", "reach": Reach.CORRELATE}
+    story.say(verdict("compute_slow", "n2", at_s=20, onset_s=1, **weak))  # type: ignore[arg-type]
+    story.go(22)
+    assert story.only().reach is Reach.ACT
+    story.say(verdict("compute_slow", "n2", at_s=22, onset_s=1, clears=True, **weak))  # type: ignore[arg-type]
+    story.go(24)
+    assert (story.only().status, story.only().reach) == (IncidentStatus.OPEN, Reach.ACT)
+    story.say(verdict("compute_slow", "n2", at_s=24, onset_s=1, **weak))  # type: ignore[arg-type]
+    story.say(verdict("compute_slow", "n2", at_s=25, onset_s=0, clears=True, detector="strong"))
+    story.go(60)
+    assert story.only().reach is not Reach.ACT, "who may only add cannot keep up what only another may do"
+
+
 def test_what_was_healed_is_not_renamed_by_a_quiet_opinion_that_outlives_it() -> None:
     story = Story()
     story.steps(40)
