@@ -109,7 +109,7 @@ def test_what_the_backend_cannot_do_is_denied_not_pretended(rig4: Rig) -> None:
     rig4.report(kind="data_slow")
     end = rig4.end()
     assert (end.status, end.rail) == (ActionStatus.DENIED, "backend")
-    assert "cannot change the shares" in end.reason
+    assert "divides no batch" in end.reason
 
 
 def test_replays_and_revisions_of_one_incident_are_one_plan(rig4: Rig) -> None:
