@@ -54,6 +54,7 @@ def test_a_fault_is_named_and_the_job_healed(fault: str, kind: str, actions: lis
     assert incidents[0]["culprit"] == f"node:{told['injection']['node']}"
 
 
+@pytest.mark.faults
 def test_recommend_mode_does_nothing_and_says_what_it_would_do(tmp_path: Path) -> None:
     done, told = demo(tmp_path, "--fault", "xid-log", "--seed", "6", "--mode", "recommend")
     assert done.returncode == 0, done.stdout + done.stderr
