@@ -124,7 +124,7 @@ def surround(directory: Path, stop: threading.Event, peers: dict[str, int]) -> N
         log.write(f"step {step} loss 2.31\n")
         log.flush()
         for rank in range(RANKS):
-            say(hook, str(directory / "n0" / "hook.sock"), step_datagram(rank, step))
+            say(hook, str(directory / "n0" / "hook.sock"), step_datagram(rank, step, RANKS))
     for sock in (*sockets, hook):
         sock.close()
     log.close()
@@ -138,11 +138,11 @@ def say(hook: socket.socket, path: str, payload: bytes) -> None:
         return  # the agent is not up yet
 
 
-def step_datagram(rank: int, step: int) -> bytes:
+def step_datagram(rank: int, step: int, world: int) -> bytes:
     """A step as the hook reports it."""
     now_ns = time.time_ns()
     return json.dumps({
-        "v": 1, "t": "step", "job": "bench", "generation": 1, "node": "n0", "rank": rank, "world": RANKS, "pid": os.getpid(),
+        "v": 1, "t": "step", "job": "bench", "generation": 1, "node": "n0", "rank": rank, "world": world, "pid": os.getpid(),
         "step": step, "phase": "train", "start_ns": now_ns - 60_000_000, "duration_ms": 60.123, "data_ms": 1.5, "forward_ms": 20.25,
         "backward_ms": 30.75, "wait_ms": 5.5, "optimizer_ms": 2.5, "checkpoint_ms": 0.0, "arrived_ns": now_ns, "cpu_ms": 58.0,
         "loss": 2.314159, "grad_norm_local": 0.43, "grad_norm": 0.41, "samples": 64, "hook_us": 55.0,

@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.collector.cost import stand_in
 from benchmarks.collector.machine import build_tree
 from benchmarks.collector.node import with_recorded_drivers
-from benchmarks.collector.surroundings import RANKS, Surroundings, step_datagram
+from benchmarks.collector.surroundings import RANKS, Surroundings
+from benchmarks.collector_cost import step_datagram
 from collectors import agent
 from collectors.nvidia import child, sampler
 from collectors.nvidia.library import Library
@@ -133,7 +134,7 @@ def tick(measured: agent.Agent, clock: SimulatedClock, hook: socket.socket, fold
     """A second: every rank ends a step, the log grows, the agent ticks."""
     for rank in range(RANKS):
         try:
-            hook.sendto(step_datagram(rank, step), str(folder / "n0" / "hook.sock"))
+            hook.sendto(step_datagram(rank, step, RANKS), str(folder / "n0" / "hook.sock"))
         except BlockingIOError:
             time.sleep(0.001)  # as fast as it goes is faster than the socket's thread
     if step % 10 == 0:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import threading
 import time
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.collector_cost import step_datagram
 from collectors import echo
 from trainwarden import topics
 from trainwarden.bus import Message, connect
@@ -100,7 +99,7 @@ class Surroundings:
     def _report(self, hook: socket.socket, step: int) -> None:
         for rank in range(RANKS):
             try:
-                hook.sendto(step_datagram(rank, step), str(self.folder / "n0" / "hook.sock"))
+                hook.sendto(step_datagram(rank, step, RANKS), str(self.folder / "n0" / "hook.sock"))
             except OSError:
                 return  # the agent is not up yet, or is gone
 
@@ -130,14 +129,3 @@ def by_label(page: dict[str, float], name: str, label: str) -> dict[str, float]:
         if key.startswith(f"{name}{{"):
             found[key.partition(f'{label}="')[2].partition('"')[0]] = value
     return found
-
-
-def step_datagram(rank: int, step: int) -> bytes:
-    """A step as the hook reports it."""
-    now_ns = time.time_ns()
-    return json.dumps({
-        "v": 1, "t": "step", "job": "bench", "generation": 1, "node": "n0", "rank": rank, "world": RANKS, "pid": os.getpid(),
-        "step": step, "phase": "train", "start_ns": now_ns - 60_000_000, "duration_ms": 60.123, "data_ms": 1.5, "forward_ms": 20.25,
-        "backward_ms": 30.75, "wait_ms": 5.5, "optimizer_ms": 2.5, "checkpoint_ms": 0.0, "arrived_ns": now_ns, "cpu_ms": 58.0,
-        "loss": 2.314159, "grad_norm_local": 0.43, "grad_norm": 0.41, "samples": 64, "hook_us": 55.0,
-    }, separators=(",", ":")).encode()  # fmt: skip

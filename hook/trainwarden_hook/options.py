@@ -189,11 +189,23 @@ def parse(argv: Sequence[str], environment: dict[str, str]) -> Options:
     given.standalone = given.standalone or (high == 1 and not meeting.endpoint)
     workers = torchrun_flags.workers_of(given.nproc_per_node)
     interval_s = torchrun_flags.number(given.monitor_interval, "--monitor-interval", 0.1)
-    grace_s = torchrun_flags.number(given.shutdown_timeout, "--shutdown-timeout", given.grace)
     _check(given, {"--nproc-per-node": workers, "--monitor-interval": interval_s}, meeting.endpoint, high)
-    endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(meeting.endpoint, "--rdzv-endpoint")
     for name in ("job", "node", "run_dir", "checkpoint_dir", "socket", "warden"):
         setattr(given, name, getattr(given, name) or environment.get(f"TRAINWARDEN_{name.upper()}", ""))
+    return _options(given, conf, meeting, (low, high), workers, interval_s)
+
+
+def _options(
+    given: argparse.Namespace,
+    conf: dict[str, str],
+    meeting: torchrun_flags.Meeting,
+    nodes: tuple[int, int],
+    workers: int,
+    interval_s: float,
+) -> Options:
+    low, high = nodes
+    grace_s = torchrun_flags.number(given.shutdown_timeout, "--shutdown-timeout", given.grace)
+    endpoint = ("127.0.0.1", 0) if given.standalone else parse_endpoint(meeting.endpoint, "--rdzv-endpoint")
     job = given.job or "job"
     # under a static rendezvous the nodes know each other by number
     number = meeting.node_rank if not given.node and high > 1 else -1
