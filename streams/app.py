@@ -28,6 +28,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooL
 
 from streams import state
 from streams.detect import Pipeline
+from streams.health import WorkerHealth
 from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
 from streams.stage import OWNER, Captured, CorrelatorStage, CutResult, Output, RawStage
@@ -150,6 +151,11 @@ class RawService:
         self._next_snapshot_s = 0.0
         self.ready = asyncio.Event()
         self.paused = False
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Detectors that broke, and why."""
+        return self._stage.pipeline.disabled
 
     async def run(self) -> None:
         """Lead until cancelled; a clean end leaves a snapshot, so that the next start is quick. Raises `StoodStill`."""
@@ -298,6 +304,7 @@ class Application:
         self._outlet = Outlet(config, clock)
         self._pulse = Pulse(clock, SESSION_TIMEOUT_S - HEARTBEAT_S)
         self._correlator = CorrelatorStage(config, clock, metrics)
+        self._own_health = WorkerHealth(config, metrics)
         self._raw: RawService | None = None
         self._leading: asyncio.Task[None] | None = None
         self.app = _faust_app(config)
@@ -366,6 +373,7 @@ class Application:
         if self._raw is None or not self._raw.ready.is_set() or self._raw.paused or self._pulse.stood_still:
             return
         try:
+            await self._outlet.deliver(self._own_health.outputs(self._clock.now_ns(), self._raw.disabled))
             await self._outlet.deliver(self._correlator.tick())
         except Exception:
             log.exception("the correlator failed; its incidents are published with the next tick")
@@ -400,7 +408,10 @@ class Application:
 
     async def _lead_once(self) -> None:
         """A new leader knows what was published, and nothing else."""
-        restored = self._correlator.restore(await read_all(self._config, INCIDENTS.name))
+        incidents = await read_all(self._config, INCIDENTS.name)
+        restored = self._correlator.restore(incidents)
+        self._own_health = WorkerHealth(self._config, self._metrics)
+        self._own_health.take_over(incidents)
         since_ms = self._clock.now_ns() // NS_PER_MS - RECENT_VERDICTS_S * 1000
         for message in await read_all(self._config, VERDICTS.name, since_ms=since_ms):
             self._take(message)

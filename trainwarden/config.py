@@ -56,6 +56,7 @@ class StoreConfig:
     )
     batch_ms: int = option(500, "longest time that a row waits for its batch")
     batch_rows: int = option(50_000, "rows that close a batch early")
+    metrics_listen: str = option("", "host:port of the writer's Prometheus page; empty: none")
 
     @property
     def shown_url(self) -> str:
@@ -91,6 +92,9 @@ class StreamsConfig:
     """The stream worker."""
 
     group: str = option("tw.worker", "consumer group of raw records")
+    stages: int = option(
+        1, "1: one worker detects and others stand by; 2: the workers share the work, for clusters that one cannot carry"
+    )
     lateness_ms: int = option(2000, "how long a tick waits for missing nodes")
     forget_node_s: float = option(60.0, "a silent node is expected for so long, then forgotten")
     cut_ms: int = option(250, "cadence of frames: the grain of detection delay")
@@ -108,6 +112,16 @@ class RiskConfig:
     )
     burst: float = option(3.0, "so many of each family of detectors at once, before the daily number counts")
     patience_s: float = option(300.0, "an opinion that is kept back opens its incident once it has stood for so long")
+
+
+@dataclass(frozen=True)
+class HealthConfig:
+    """When Trainwarden calls itself unwell; see `trainwarden.vitals`."""
+
+    late_s: float = option(
+        15.0, "a worker whose newest closed tick, or a store whose oldest row still to write, is older is late"
+    )
+    refused_per_minute: float = option(60.0, "so many dead letters a minute are worth a call")
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,7 @@ class Config:
     collector: CollectorConfig = option(CollectorConfig(), "")
     streams: StreamsConfig = option(StreamsConfig(), "")
     risk: RiskConfig = option(RiskConfig(), "")
+    health: HealthConfig = option(HealthConfig(), "")
     actions: ActionsConfig = option(ActionsConfig(), "")
     policy_table: PolicyConfig = option(PolicyConfig(), "")
     plugins: dict[str, dict[str, dict[str, Any]]] = option({}, "tables of plugins, unparsed")
@@ -213,6 +228,8 @@ def _require_positive(config: Config) -> None:
         value = getattr(getattr(config, table), key)
         if value <= 0:
             raise ConfigError(f"{table}.{key}: found {value:g}, expected a time above 0")
+    if config.streams.stages not in (1, 2):
+        raise ConfigError(f"streams.stages: found {config.streams.stages}, expected 1 or 2")
     if config.risk.burst < 1:
         raise ConfigError(
             f"risk.burst: found {config.risk.burst:g}, expected 1 or more, else nothing could ever be said"

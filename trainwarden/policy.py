@@ -102,6 +102,11 @@ _KINDS = (
     FaultKind("threshold", Family.WARNING, "a series left the band that history and load explain", Reach.CORRELATE, (), (), "warning", 10),
     FaultKind("telemetry_lost", Family.TELEMETRY, "a node's telemetry stopped: its health is unknown", Reach.NOTIFY, (), (), "warning", 15),
     FaultKind("clock_skew", Family.TELEMETRY, "a node's clock is off", Reach.NOTIFY, (), (), "warning", 12),
+    FaultKind("pipeline_late", Family.TELEMETRY, "Trainwarden itself is behind: what it says, or what the store holds, is old", Reach.NOTIFY,
+              (), (), "major", 14),
+    FaultKind("records_refused", Family.TELEMETRY, "many records arrive that nobody can read", Reach.NOTIFY, (), (), "warning", 13),
+    FaultKind("detector_off", Family.TELEMETRY, "a detector broke and is switched off: what it looks for is not seen", Reach.NOTIFY,
+              (), (), "major", 13),
 )  # fmt: skip
 
 KINDS: dict[str, FaultKind] = {kind.name: kind for kind in _KINDS}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +93,7 @@ BUCKETS_MS = (
     math.inf,
 )
 
+IDLE_S = 3600.0
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -144,6 +147,11 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         """Present value, 0 when never touched."""
         return self._values.get(self._key(name, labels), 0.0)
+
+    def total(self, name: str) -> float:
+        """Sum over all labels, 0 when never touched."""
+        with self._lock:
+            return sum(value for (known, _), value in self._values.items() if known == name)
 
     def page(self) -> str:
         """Everything in Prometheus text form."""
@@ -218,6 +226,15 @@ def serve(
         def log_message(self, format: str, *args: Any) -> None:
             del format, args
 
-    server = ThreadingHTTPServer((host, port), Page)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    server = _Server((host, port), Page)
+    threading.Thread(target=server.serve_forever, args=(IDLE_S,), name="metrics", daemon=True).start()
     return server
+
+
+class _Server(ThreadingHTTPServer):
+    """Sleeps until somebody asks. The library's own looks twice a second whether it is to end."""
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(OSError):  # it was shut down before
+            self.socket.shutdown(socket.SHUT_RDWR)
+        super().shutdown()

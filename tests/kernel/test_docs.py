@@ -9,6 +9,7 @@ import pytest
 
 from detectors.base import registry
 from trainwarden.commands.config import configuration_page, detectors_page, metrics_page, registries
+from trainwarden import vitals
 from trainwarden.policy import KINDS, FaultKind
 from trainwarden.records import Verb
 from trainwarden.selfmetrics import NAMES, meanings
@@ -118,6 +119,7 @@ def test_guarantees_name_tests_that_exist() -> None:
 
 def _facts(kind: FaultKind) -> str:
     said_by = [name for name, detector in registry().all().items() if kind.name in detector.kinds]
+    said_by += [vitals.DETECTOR] if kind.name in vitals.KINDS else []
     who = ", ".join(f"`{name}`" for name in said_by) or "nobody yet"
     return f"| {who} | {kind.severity} | {kind.reach.value} | {_verbs(kind.remedy)} | {_verbs(kind.remedy_on_recurrence)} |"
 
