@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainwarden_hook import crew
 from trainwarden_hook.carriers import Carrier, Goal, SaveReport, Sealed
 from trainwarden_hook.copying import Overlap, copy_all
 from trainwarden_hook.memory import Buffer, Buffers, Stamp
@@ -146,6 +147,7 @@ class Saver:
         threading.Thread(target=self._prepare, args=(size_bytes,), name="trainwarden-prepare", daemon=True).start()
 
     def _prepare(self, size_bytes: int) -> None:
+        crew.load()
         try:
             for buffer in self._buffers.pair:
                 buffer.prepare(HEADER_BYTES + size_bytes)

@@ -1,13 +1,12 @@
 """Copying tensors into a save: at once, or piece by piece beside the next forward and backward pass.
 
-``memmove`` of a large piece goes around the caches and releases the interpreter, which a tensor's own
-copy does at half the speed; that one is left what is strided or on a device.
+What lies in one row in this process's memory is copied by the threads of `crew`; where that could not be built, by ``memmove``
+(which releases the interpreter, and a tensor's own copy takes twice as long). That one is left what is strided or on a device.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainwarden_hook.crew import PART_BYTES, Job, Move, ready, threads_that_pay
+
 if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 16 << 20
-MAX_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +71,48 @@ def copy_piece(piece: Piece, target: memoryview, go_on: Callable[[], bool] = lam
 
 def copy_all(pieces: list[Piece], data: memoryview) -> None:
     """Copy every piece now, on as many threads as pay; what is on a device in this thread, whose stream made it."""
-    jobs = [(piece, data[piece.offset : piece.offset + piece.size]) for piece in pieces]
-    plain = [job for job in jobs if is_plain(job[0].tensor)]
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
-    if threads < 2 or sum(piece.size for piece, _ in plain) < 2 * CHUNK_BYTES:
-        threads, plain = 1, []
+    plain = [piece for piece in pieces if piece.size and is_plain(piece.tensor)]
+    rest = [piece for piece in pieces if piece.size and not is_plain(piece.tensor)]
+    if not rest:
+        _copy_plain(plain, data)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(_copy_plain, plain, data)
+        for piece in rest:
+            copy_piece(piece, data[piece.offset : piece.offset + piece.size])
+        beside.result()
+
+
+def moves_of(plain: list[Piece], data: memoryview) -> list[Move]:
+    """Addresses for `crew`; none of the pieces is empty."""
+    start = address_of(data) if plain else 0
+    return [(start + piece.offset, piece.tensor.data_ptr(), piece.size) for piece in plain]
+
+
+def _copy_plain(plain: list[Piece], data: memoryview) -> None:
+    threads, crew = _threads_for(sum(piece.size for piece in plain)), ready()
+    if crew is not None:
+        crew.copy(moves_of(plain, data), threads)
+        return
+    jobs = [(piece, data[piece.offset : piece.offset + piece.size]) for piece in plain]
     with ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(copy_piece, part, at) for whole, target in plain for part, at in _cut(whole, target)]
-        for piece, target in jobs:
-            if not plain or not is_plain(piece.tensor):
-                copy_piece(piece, target)
-        for done in waiting:
+        for done in [pool.submit(copy_piece, part, at) for whole, target in jobs for part, at in _cut(whole, target)]:
             done.result()
+
+
+def _threads_for(size: int) -> int:
+    return min(threads_that_pay(), 1 + size // (2 * PART_BYTES))
 
 
 def move_all(moves: list[tuple[memoryview, memoryview]]) -> None:
     """Copy bytes, (target, source) each, on as many threads as pay."""
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
-    if threads < 2 or sum(len(source) for _, source in moves) < 2 * CHUNK_BYTES:
+    threads, crew = _threads_for(sum(len(source) for _, source in moves)), ready()
+    if threads < 2:
         for target, source in moves:
             target[:] = source
+        return
+    if crew is not None:
+        crew.copy([(address_of(to), address_of(source), len(source)) for to, source in moves if len(source)], threads)
         return
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(_move, target, source) for target, source in moves]:
@@ -104,7 +126,7 @@ def _move(target: memoryview, source: memoryview) -> None:
 def _cut(piece: Piece, target: memoryview) -> list[tuple[Piece, memoryview]]:
     """Parts of a large plain tensor, so that one matrix does not keep a single thread busy."""
     item = piece.tensor.element_size()
-    if piece.size <= CHUNK_BYTES or not is_plain(piece.tensor):
+    if piece.size <= CHUNK_BYTES:
         return [(piece, target)]
     flat, step = piece.tensor.view(-1), CHUNK_BYTES // item
     return [
@@ -119,6 +141,7 @@ def _cut(piece: Piece, target: memoryview) -> list[tuple[Piece, memoryview]]:
 class Overlap:
     """The stable tensors of one save, copied by a thread of its own while the next step computes.
 
+    Tensors in host memory are copied when a core is idle, and what is left when the optimizer comes by all that can help.
     What only the optimizer's step changes may be copied until that step begins: `wait` there. Should
     anything else have changed a tensor meanwhile, its version counter says so, and the save is no save.
     """
@@ -132,6 +155,10 @@ class Overlap:
         self._wait_began: float | None = None
         self._ended = 0.0
         self.problem = ""
+        crew = ready() if all(is_plain(piece.tensor) for piece in pieces) else None
+        self._job = (
+            None if crew is None else Job(crew, moves_of([piece for piece in pieces if piece.size], data), idle=True)
+        )
         threading.Thread(target=self._run, name="trainwarden-copy", daemon=True).start()
 
     @property
@@ -142,15 +169,21 @@ class Overlap:
 
     def _run(self) -> None:
         try:
-            with self._stream:
-                for piece in self._pieces:
-                    copy_piece(piece, self._data[piece.offset : piece.offset + piece.size])
+            self._copy()
             self.problem = self._changed()
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
         self._pieces = []
         self._ended = time.perf_counter()
         self._done.set()
+
+    def _copy(self) -> None:
+        if self._job is not None:
+            self._job.wait()
+            return
+        with self._stream:
+            for piece in self._pieces:
+                copy_piece(piece, self._data[piece.offset : piece.offset + piece.size])
 
     def finish(self) -> None:
         """Wait for the copy in the background; nobody is stalled by this."""
@@ -166,6 +199,9 @@ class Overlap:
         """Called before the tensors change: the rest of the copy is the stall that is seen."""
         if not self._done.is_set() and self._wait_began is None:
             self._wait_began = time.perf_counter()
+            if self._job is not None:
+                # The idle thread takes part; it has a core now that this one's helpers are done with theirs.
+                self._job.help(threads_that_pay() - 1)
         return self._done.wait(timeout_s)
 
 

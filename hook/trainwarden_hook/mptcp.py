@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import socket
 import struct
-import subprocess
 import threading
 
 from trainwarden_hook.addresses import UsageError
+from trainwarden_hook.native import NotBuilt, build
 from trainwarden_hook.netlink import NLM_F_DUMP, Channel, NetlinkError, attribute, attributes, nested
 from trainwarden_hook.rails import Peer
 from trainwarden_hook.subflows import Subflows, to_cut
@@ -247,15 +246,13 @@ def preload_library(folder: str) -> str:
     Raises
     ------
     UsageError
-        There is no C compiler.
+        There is no C compiler that takes it.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise UsageError("links: mptcp = true needs a C compiler on the node; install gcc or set mptcp = false")
     library = os.path.join(os.path.abspath(folder), "trainwarden-mptcp.so")
-    command = [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-o", f"{library}.new", "-", "-ldl"]
-    done = subprocess.run(command, input=PRELOAD_SOURCE.encode(), capture_output=True, check=False)
-    if done.returncode:
-        raise UsageError(f"links: the MPTCP library does not compile: {done.stderr.decode(errors='replace')[:200]}")
-    os.rename(f"{library}.new", library)
+    try:
+        build(PRELOAD_SOURCE, library, ("-ldl",))
+    except NotBuilt as error:
+        raise UsageError(
+            f"links: mptcp = true needs a C compiler: {error}; install gcc or set mptcp = false"
+        ) from error
     return library

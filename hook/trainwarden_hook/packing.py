@@ -320,7 +320,7 @@ def tensor_bytes(node: Any) -> int:
 
 def room(size: int) -> memoryview:
     """Private memory for ``size`` bytes, in large pages where the system gives them."""
-    area = mmap.mmap(-1, max(1, size))
+    area = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         area.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(area)[:size]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainwarden_hook import segments
 from trainwarden_hook.checkpoint import Saver, SaveReport
+from trainwarden_hook.crew import Job, load
 from trainwarden_hook.layout import stable_paths
 from trainwarden_hook.memory import Buffers, Stamp
 from trainwarden_hook.offers import look
@@ -101,7 +102,14 @@ def trained() -> Iterator[Trained]:
     segments.unlink_all(made.job, "n0")
 
 
-def test_an_overlapped_save_equals_one_at_once_though_training_goes_on(trained: Trained) -> None:
+@pytest.mark.parametrize("with_crew", [True, False])
+def test_an_overlapped_save_equals_one_at_once_though_training_goes_on(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, with_crew: bool
+) -> None:
+    if with_crew:
+        assert load() is not None, "the machine of this test has no C compiler"
+    else:
+        monkeypatch.setattr("trainwarden_hook.copying.ready", lambda: None)
     for step in range(0, 20, 2):
         trained.save(step, at_once=True)
         expected = trained.settled()
@@ -117,18 +125,27 @@ def test_what_the_forward_pass_changes_is_copied_before_it(trained: Trained) -> 
     assert names == {name for name, _ in trained.model.named_parameters()}
 
 
+@pytest.mark.parametrize("with_crew", [True, False])
 def test_a_change_before_the_copy_is_complete_is_found_and_the_save_refused(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, with_crew: bool
 ) -> None:
     trained.save(1, at_once=True)
     trained.settled()
+    whole_copy = Job.wait
 
-    def late(*_: object) -> bool:
+    def late(*given: object) -> bool:
         with torch.no_grad():
             next(trained.model.parameters()).add_(1)
+        if given and isinstance(given[0], Job):
+            whole_copy(given[0])
         return True
 
-    monkeypatch.setattr("trainwarden_hook.copying.copy_piece", late)
+    if with_crew:
+        assert load() is not None, "the machine of this test has no C compiler"
+        monkeypatch.setattr(Job, "wait", late)
+    else:
+        monkeypatch.setattr("trainwarden_hook.copying.ready", lambda: None)
+        monkeypatch.setattr("trainwarden_hook.copying.copy_piece", late)
     trained.save(2, at_once=False)
     trained.saver.before_change()
     assert trained.saver.wait_idle(60)

@@ -1,0 +1,72 @@
+"""The copying threads: every byte, whatever the sizes; at idle priority only where training goes on; nothing lost without a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainwarden_hook import crew, native
+from trainwarden_hook.crew import PART_BYTES, Crew, Job
+
+NOISE = random.Random(11).randbytes(3 * PART_BYTES + 99)
+
+
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> Crew:
+    library = str(tmp_path_factory.mktemp("crew") / "copy.so")
+    native.build(crew.SOURCE, library, ("-pthread", "-Wall", "-Werror"))
+    return Crew(library)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, len(NOISE)), max_size=4),
+    shift=st.integers(0, 65),
+    extra=st.integers(0, 3),
+    idle=st.booleans(),
+)
+def test_every_byte_is_copied_and_no_other(threads: Crew, cuts: list[int], shift: int, extra: int, idle: bool) -> None:
+    source = ctypes.create_string_buffer(NOISE, len(NOISE))
+    target = ctypes.create_string_buffer(b"\xee" * (len(NOISE) + 200), len(NOISE) + 200)
+    edges = sorted({0, len(NOISE), *cuts})
+    start, goal = ctypes.addressof(source), ctypes.addressof(target) + shift
+    job = Job(threads, [(goal + at, start + at, end - at) for at, end in itertools.pairwise(edges)], idle)
+    job.help(extra)
+    job.wait()
+    assert target.raw == b"\xee" * shift + NOISE + b"\xee" * (200 - shift)
+
+
+def test_help_that_comes_after_the_end_does_nothing(threads: Crew) -> None:
+    job = Job(threads, [], idle=True)
+    job.wait()
+    job.help(2)
+    assert job.handle is None
+
+
+def test_the_library_is_built_once_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWARDEN_RUN_DIR", str(tmp_path))
+    crew._open()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+    monkeypatch.setattr(crew, "build", lambda *_: pytest.fail("it was built a second time"))
+    crew._open()
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "reason"),
+    [("int nothing(void) { return 0; }", "", "no C compiler"), ("no C at all", "/usr/bin:/bin", "refuses the source")],
+)
+def test_no_library_is_told_once_and_copies_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str, path: str, reason: str
+) -> None:
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.delenv("TRAINWARDEN_RUN_DIR", raising=False)
+    for name, value in {"SOURCE": source, "_crew": None, "_tried": False}.items():
+        monkeypatch.setattr(crew, name, value)
+    assert crew.load() is None
+    assert crew.load() is None
+    assert [reason in record.getMessage() for record in caplog.records] == [True]
