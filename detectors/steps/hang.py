@@ -2,6 +2,7 @@
 
 No single signal is believed. A killed rank needs the report of its end (or its absence) before the others'; a frozen one needs a stopped
 process *and* a job without steps; a lost node needs silence *and* a job without steps. Silence alone says something of telemetry only.
+Who saves or evaluates for longer than anybody knows is told of, and not accused: nothing is done to a rank for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
 from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
 from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
+from detectors.steps.writes import Writes
 from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, LogEvent, Verdict
@@ -126,11 +128,11 @@ class _Rows:
 
 
 class HangDetector(Detector):
-    """Says `rank_killed`, `rank_frozen`, `node_lost`, `job_hang` or `telemetry_lost`."""
+    """Says `rank_killed`, `rank_frozen`, `node_lost`, `job_hang`, `checkpoint_stall` (of a save that does not end) or `telemetry_lost`."""
 
     name = "hang"
-    kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "telemetry_lost")
-    version: ClassVar[int] = 3
+    kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "checkpoint_stall", "telemetry_lost")
+    version: ClassVar[int] = 4
     false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = HangSettings
     settings: HangSettings
@@ -141,6 +143,7 @@ class HangDetector(Detector):
         self._known: tuple[tuple[tuple[str, str], ...], tuple[JobLayout, ...]] = ((), ())
         self._places: list[_Rows] = []
         self._settled: dict[str, tuple[_Rows, Processes]] = {}
+        self._writes = Writes()
 
     def update(self, frame: Frame) -> list[Verdict]:
         self._follow(frame)
@@ -249,6 +252,8 @@ class HangDetector(Detector):
             rows, job.heard_ns, job.tick_ns = place.rows, max(job.heard_ns, frame.now_ns), self._state.tick_ns
             job.processes.note(place.ranks, tick.at_ns, states[rows], cpus[rows], phases[rows])
             job.processes_moved(place.ranks, steps[rows], ages[rows], tick.at_ns)
+            writes = self._writes.of(place.job, matrix, rows, place.nodes, tick)
+            job.processes.note_writes(place.ranks, tick.at_ns, writes, job.is_moving(tick.at_ns))
 
     def _placed(self, entities: tuple[tuple[str, str], ...], topology: Topology) -> list[_Rows]:
         layouts = topology.jobs()
@@ -273,7 +278,7 @@ class HangDetector(Detector):
             or self._vanished(job, at_ns)
             or self._lost(job, frame, standing_s, at_ns)
         )
-        if not job.opinions and standing_s >= self._patience_s(job):
+        if self._is_open_question(job, standing_s) and standing_s >= self._patience_s(job):
             verdicts += self._stuck(job, standing_s, at_ns)
         return verdicts
 
@@ -399,7 +404,7 @@ class HangDetector(Detector):
         if phase not in SPECIAL_PHASES:
             return plain
         longest_s = job.longest_ms(phase) / 1000
-        if not math.isfinite(longest_s):
+        if not math.isfinite(longest_s) or (phase == "checkpoint" and not job.is_learnt(phase)):
             return max(plain, settings.first_phase_s if phase == "first" else settings.long_phase_s)
         least_s = settings.phase_least_s * (2 if phase == "first" else 1)
         learnt_s = settings.phase_factor * longest_s + settings.hang_s
@@ -419,12 +424,28 @@ class HangDetector(Detector):
         by_longest_s = settings.hang_s + settings.hang_longest * job.longest_step_ms() / 1000
         return max(patience_s, min(by_usual_s, max(by_longest_s, settings.phase_least_s)))
 
+    def _is_open_question(self, job: JobProgress, standing_s: float) -> bool:
+        """Whether nothing was said yet, or only that a save does not end, which is no excuse for ever."""
+        told = {opinion.kind for opinion in job.opinions.values()}
+        return not told or (told == {"checkpoint_stall"} and standing_s >= self.settings.phase_most_s)
+
+    def _is_excused(self, job: JobProgress, phase: str, standing_s: float) -> bool:
+        """Whether the job is at something that may take as long as this, for all that is known: then no rank is accused."""
+        if phase not in ("eval", "checkpoint") or standing_s >= self.settings.phase_most_s:
+            return False
+        return not job.is_learnt(phase) or bool(job.writers().size)
+
     def _stuck(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
         if 2 * len(self._silent_nodes(job)) > len({node for node in job.nodes if node}):
             return []
         heard = job.processes.ranks
         if heard.size and (job.processes.gone_run[heard] > 0).all():
             return []
+        phase = job.phase_now()
+        if self._is_excused(job, phase, standing_s):
+            kind = "checkpoint_stall" if phase == "checkpoint" else "job_hang"
+            text = f"{_at_length(job, phase)}, and has made no step for {standing_s:.0f} s"
+            return self._open(job, kind, "", -1, job.progress_ns, at_ns, 0.6, text)
         rank, why = _odd_process(job)
         if rank is not None:
             node = job.processes.nodes[rank]
@@ -523,6 +544,18 @@ def _rows_of(layout: JobLayout, entities: tuple[tuple[str, str], ...]) -> _Rows:
             ranks.append(rank)
             nodes.append(node)
     return _Rows(layout.job, layout.attempt, np.array(rows, dtype=np.int64), np.array(ranks, dtype=np.int64), nodes)
+
+
+def _at_length(job: JobProgress, phase: str) -> str:
+    """What a job is at that does not end, and who."""
+    longest_ms, said = job.longest_ms(phase), job.at_phase(phase)
+    writers = job.writers() if phase == "checkpoint" else said[:0]
+    ranks = ", ".join(map(str, (writers if writers.size else said)[:8].tolist()))
+    who = f" (rank(s) {ranks})" if ranks else ""
+    what = "saves" if phase == "checkpoint" else "evaluates"
+    how = ", which nobody announced" if phase == "checkpoint" and not said.size else ""
+    before = f"the longest before took {longest_ms / 1000:.1f} s" if math.isfinite(longest_ms) else "for the first time"
+    return f"job {job.job} {what}{who}{how}, {before}"
 
 
 def _odd_process(job: JobProgress) -> tuple[int | None, str]:

@@ -16,6 +16,9 @@ from trainwarden.clock import NS_PER_MS, NS_PER_S
 
 PHASE_NAMES = tuple(PHASES)
 SPECIAL_PHASES = ("first", "eval", "checkpoint")
+_NOT_PLAIN = (PHASES["first"], PHASES["eval"], PHASES["checkpoint"])
+BRIEF = "brief "
+"""Before the name of a phase: its durations that are too short to say how long another one may take, copies to memory for example."""
 _KEPT_DURATIONS = 200
 _KEPT_PHASES = 8
 _PAUSE_MS = 5000.0
@@ -158,15 +161,42 @@ class JobProgress(msgspec.Struct):
 
     def longest_ms(self, phase: str) -> float:
         """The longest of the last durations of a special phase; NaN when none is known."""
-        return max(self.phase_ms.get(phase, ()), default=math.nan)
+        known = (*self.phase_ms.get(phase, ()), *self.phase_ms.get(BRIEF + phase, ()))
+        return max(known, default=math.nan)
+
+    def is_learnt(self, phase: str) -> bool:
+        """Whether it is known how long a phase may take: copies to memory say nothing of the first save to a shared disk."""
+        return bool(self.phase_ms.get(phase))
 
     def phase_now(self) -> str:
-        """What the job is at, as far as its processes or its last rows say."""
+        """What the job is at, as far as its processes or its last rows say; who writes to disks saves, whether or not anybody said so.
+
+        A row of the phase checkpoint tells of a save that is over.
+        """
         phases = self.processes.phase
-        unusual = phases[(phases > 0) & (phases < len(PHASE_NAMES)) & (phases != PHASES["train"])]
+        unusual = phases[np.isin(phases, _NOT_PLAIN)]
         if unusual.size:
             return PHASE_NAMES[int(unusual[0])]
-        return self.last_phase if self.steps_seen else "first"
+        if not self.steps_seen:
+            return "first"
+        if self.writers().size:
+            return "checkpoint"
+        return "train" if self.last_phase == "checkpoint" else self.last_phase
+
+    def is_moving(self, at_ns: int) -> bool:
+        """Whether the newest step is no older than steps usually get."""
+        usual_ms = float(np.nan_to_num(self.usual_step_ms()))
+        return self.steps_seen > 0 and at_ns - self.progress_ns < max(
+            _AHEAD_NS, 2 * self.tick_ns, int(2 * usual_ms * NS_PER_MS)
+        )
+
+    def writers(self) -> Ints:
+        """Ranks that have written visibly to disks since the last step."""
+        return self.processes.writing_since(self.progress_ns)
+
+    def at_phase(self, phase: str) -> Ints:
+        """Ranks whose processes say that they are at a phase."""
+        return np.flatnonzero(self.processes.phase == PHASES[phase])
 
     def _note_nodes(self, table: StepTable) -> None:
         self._fit(int(table.report_ranks.max()) + 1)
@@ -207,4 +237,5 @@ class JobProgress(msgspec.Struct):
 
     def _keep_phase(self, phase: str, duration_ms: float) -> None:
         if phase in SPECIAL_PHASES and math.isfinite(duration_ms):
-            self.phase_ms[phase] = [*self.phase_ms.get(phase, [])[1 - _KEPT_PHASES :], max(0.0, duration_ms)]
+            name = BRIEF + phase if phase != "first" and duration_ms < _PAUSE_MS else phase
+            self.phase_ms[name] = [*self.phase_ms.get(name, [])[1 - _KEPT_PHASES :], max(0.0, duration_ms)]
