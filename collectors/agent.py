@@ -174,9 +174,9 @@ class Agent:
         )
         parts.announcer.announce(parts.outbox.take_layout_change())
         parts.outbox.put(topics.TICKS.name, self._block, tick, Value.TICK)
-        parts.outbox.leave()
         self._last = (parts.clock.monotonic_ns(), blocks)
         self._observe_self(now_ns)
+        parts.outbox.leave()  # last of all: from here on the sender's thread works, and it needs the interpreter for itself
 
     def _placements(self) -> tuple[Placement, ...]:
         """The ranks that run here, looked up again when their layout changed and now and then: devices are found in the background."""

@@ -226,6 +226,11 @@ class Worker:
         """Whether it is to end."""
         return self._stop.is_set()
 
+    @property
+    def running(self) -> bool:
+        """Whether its thread is still there."""
+        return self._thread.is_alive()
+
     def wait(self, seconds: float) -> bool:
         """Pause between turns; true when the worker is to end."""
         return self._stop.wait(seconds)

@@ -169,8 +169,9 @@ class Round:
         reasons = {standing: standing.refuses() for standing, sample in settled.items() if sample is None}
         asked = [standing for standing, reason in reasons.items() if reason is None]
         turn = Turn(now_ns, asked)
-        self._free_hand().give(turn)
+        # first what takes no time: two threads that run at once would wait for each other's interpreter lock
         samples = [self._here(standing, now_ns) for standing in self._inline]
+        self._free_hand().give(turn)
         answers = turn.wait(self._deadline_s, lambda count: self._take_over(turn, count))
         samples += [sample for sample in settled.values() if sample is not None]
         samples += [self._outcome(turn, standing, reason, answers) for standing, reason in reasons.items()]

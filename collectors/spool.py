@@ -37,6 +37,8 @@ SEGMENTS = 16
 MAX_SEGMENT_BYTES = 4 * 1024 * 1024
 READ_BYTES = 512 * 1024
 MEMORY_BYTES = 1024 * 1024
+RECENT_ENTRIES = 512
+RECENT_BYTES = 1024 * 1024
 NO_TICKS_LEVEL = 5
 ONLY_LOGS_LEVEL = 6
 
@@ -111,6 +113,8 @@ class Spool:
         self._owner = _own(directory)
         self._segments = self._recover()
         self._active = self._open_active()
+        # what the one segment holds, for as long as that is little: it need not be read back from the disk
+        self._recent: list[Held] | None = None if any(s.size_bytes for s in self._segments) else []
         self._cursor = self._load_cursor()
 
     @property
@@ -135,26 +139,30 @@ class Spool:
             if not (self._drain_memory() and self._write(frame)):
                 self._remember(entry)
                 return False
+            self._note_recent([entry], [frame])
             if sum(s.size_bytes for s in self._segments) > self._limit_bytes:
                 self._make_room()
             return True
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Keep several entries, small ones by one write."""
-        frames = b"".join(map(_frame, entries))
+        frames = list(map(_frame, entries))
+        size_bytes = sum(map(len, frames))
         with self._lock:
-            together = len(frames) <= min(self._segment_bytes // 2, MAX_BODY_BYTES) and not self._memory
-            if not (together and self._write(frames)):
+            together = size_bytes <= min(self._segment_bytes // 2, MAX_BODY_BYTES) and not self._memory
+            if not (together and self._write(b"".join(frames))):
                 for entry in entries:
                     self.append(entry)
-            elif sum(s.size_bytes for s in self._segments) > self._limit_bytes:
+                return
+            self._note_recent(entries, frames)
+            if sum(s.size_bytes for s in self._segments) > self._limit_bytes:
                 self._make_room()
 
     def peek(self, max_entries: int = 512) -> list[Held]:
         """The oldest entries that are not acknowledged, in order. They are lent until `acknowledge` or `release`."""
         with self._lock:
-            held: list[Held] = []
-            for segment in self._segments:
+            held = [held for held in self._recent or () if held.place.offset > self._cursor.offset][:max_entries]
+            for segment in self._segments if self._recent is None else ():
                 start = self._cursor.offset if segment.number == self._cursor.segment else 0
                 held.extend(self._read(segment, start, max_entries - len(held)))
                 if len(held) >= max_entries or (held and held[-1].place.offset < segment.size_bytes):
@@ -202,6 +210,18 @@ class Spool:
         segment.size_bytes += len(frame)
         return True
 
+    def _note_recent(self, entries: Sequence[Entry], frames: Sequence[bytes]) -> None:
+        """Entries that were just written to the active segment."""
+        segment = self._segments[-1]
+        few = self._recent is not None and len(self._recent) + len(entries) <= RECENT_ENTRIES
+        if self._recent is None or not few or segment.size_bytes > RECENT_BYTES or len(self._segments) > 1:
+            self._recent = None
+            return
+        end = segment.size_bytes - sum(map(len, frames))
+        for entry, frame in zip(entries, frames, strict=True):
+            end += len(frame)
+            self._recent.append(Held(entry, Place(segment.number, segment.level, end)))
+
     def _cut_active(self, size_bytes: int) -> None:
         try:
             os.ftruncate(self._active, size_bytes)
@@ -234,6 +254,7 @@ class Spool:
         while self._memory:
             if not self._write(_frame(self._memory[0])):
                 return False
+            self._recent = None
             self._memory_bytes -= len(self._memory.popleft().value)
         return True
 
@@ -274,6 +295,7 @@ class Spool:
             return
         self._cursor = Place(segment.number, segment.level, 0)
         segment.size_bytes = 0
+        self._recent = []
 
     def _empty_active(self) -> bool:
         try:

@@ -55,6 +55,7 @@ MetricName = Literal[
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
     "tw_lag_records",  # records on the broker that are in no frame yet, by topic
+    "tw_store_behind_seconds",  # how long ago the store writer last had everything that was on the broker
     "tw_snapshot_bytes",  # size of a worker's state before it is packed
     # sums with count: <name>_sum and <name>_count ------------------------------------------------------------------------
     "tw_frame_ms",  # time to run all detectors over a frame

@@ -16,6 +16,7 @@ from collectors.logs.desk import Channel, Desk, refused
 from collectors.logs.folding import Folder
 from collectors.logs.positions import Positions
 from collectors.logs.secrets import redact
+from collectors.logs.watch import Watch
 from collectors.tail import Position, Tail
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import Gap
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KernelRing", "LogfileSource", "redact"]
 
+LOOK_AT_LEAST_EVERY_S = 1.0
 SAVE_EVERY_NS = 5 * NS_PER_S
 CHUNK_BYTES = 256 * 1024
 
@@ -60,6 +62,10 @@ class KernelRing:
         """As `block`, decoded."""
         return self.block(max_bytes).decode("utf-8", "replace").splitlines()
 
+    def fileno(self) -> int:
+        """Descriptor to wait for new records at."""
+        return self._descriptor
+
     def block(self, max_bytes: int) -> bytes:
         lines: list[bytes] = []
         size_bytes = 0
@@ -89,8 +95,9 @@ class KernelRing:
 
 
 class LogfileSource(Source):
-    """Watches files in its own thread, every `poll_ms`. Positions are stored once the events are in the spool: at once after an event,
-    else every few seconds.
+    """Watches files in its own thread, which sleeps until one of them is written to, and looks once a second in any case.
+
+    Positions are stored once the events are in the spool: at once after an event, else every few seconds.
     """
 
     name: ClassVar[str] = "logfile"
@@ -101,7 +108,9 @@ class LogfileSource(Source):
         """Keys of ``[collector.sources.logfile]``; `files` comes from ``collector.log_files``."""
 
         files: dict[str, str] = option({}, "name = path")
-        poll_ms: int = option(250, "cadence of looking")
+        poll_ms: int = option(
+            250, "no two looks closer together; a file that another node writes to is looked at once a second"
+        )
         bytes_per_poll: int = option(4 * 1024 * 1024, "read from one file at most per look: files take turns")
         budget_ms: int = option(25, "time for one look: a flood of lines waits in its file")
         from_start: bool = option(False, "read files that are already there at the first start from their beginning")
@@ -119,11 +128,14 @@ class LogfileSource(Source):
         folder = Folder(settings.fold_s, settings.burst, settings.per_s, refused(context))
         self._desk = Desk(context, self._table, folder, self.name)
         self._problems: dict[str, str] = {}
+        self._watch: Watch | None = None
+        self._more = False
         self._worker = Worker("tw-logfile", self._turn, self._failed)
 
     def start(self) -> None:
         """Begin to watch."""
         if self.settings.files:
+            self._watch = Watch(self.settings.files.values())
             self._worker.start()
 
     def sample(self, now_ns: int) -> Sample:
@@ -131,7 +143,10 @@ class LogfileSource(Source):
         return Sample(gaps=tuple(Gap(self.name, f"{reason}:{name}") for name, reason in sorted(self._problems.items())))
 
     def close(self) -> None:
-        self._worker.close()
+        watch = self._watch
+        self._worker.close(wake=watch.wake if watch else None)
+        if watch and not self._worker.running:  # one that hangs in a dead file system still holds it
+            watch.close()
         self._desk.settle(list(self._channels.values()), last=True)
         self._save()
         for reader in self._readers.values():
@@ -147,6 +162,7 @@ class LogfileSource(Source):
             taken += CHUNK_BYTES
             if clock.monotonic_ns() >= until_ns:
                 break
+        self._more = bool(waiting)
         self._desk.settle(list(self._channels.values()))
         now_ns = clock.monotonic_ns()
         if self._desk.spoke or now_ns - self._positions.saved_ns >= SAVE_EVERY_NS:
@@ -169,7 +185,9 @@ class LogfileSource(Source):
         if reader is None:
             saved, path = self._positions.of(name), Path(location)
             if path.exists() and stat.S_ISCHR(path.stat().st_mode):
-                reader = KernelRing(path, saved, _kernel_boot())
+                reader = ring = KernelRing(path, saved, _kernel_boot())
+                if self._watch is not None:
+                    self._watch.follow(ring.fileno())
             else:
                 reader = Tail(path, saved, self.settings.from_start)
             self._readers[name] = reader
@@ -183,7 +201,9 @@ class LogfileSource(Source):
 
     def _turn(self) -> None:
         self.poll()
-        self._worker.wait(self.settings.poll_ms / 1000)
+        if self._watch is not None:
+            least_s = self.settings.poll_ms / 1000
+            self._watch.wait(least_s, least_s if self._more else max(least_s, LOOK_AT_LEAST_EVERY_S))
 
     def _failed(self, error: Exception) -> None:
         logger.exception("watching log files: %s", error)

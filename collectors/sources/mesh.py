@@ -199,10 +199,11 @@ class MeshSource(Source):
         self._expire(now)
         if self._changed or (self._rotation is not None and self._rotation.epoch_at(time.time_ns()) != self._epoch):
             self._choose()
-        for peer in self._peers.values():
+        nonces = os.urandom(echo.NONCE_BYTES * len(self._peers))
+        for number, peer in enumerate(self._peers.values()):
             if peer.socket is None and not self._open(peer):
                 continue
-            nonce = os.urandom(echo.NONCE_BYTES)
+            nonce = nonces[number * echo.NONCE_BYTES :][: echo.NONCE_BYTES]
             peer.pending[nonce] = (time.time_ns(), now)
             try:
                 if peer.socket is not None:
