@@ -395,17 +395,17 @@ def make_rails(config: Config) -> list[Rail]:
     return sorted(rails, key=lambda rail: (rail.order, rail.name))
 
 
-def make_parts(config: Config, clock: Clock) -> Parts:
+def make_parts(config: Config, clock: Clock, metrics: Metrics | None = None) -> Parts:
     """Bus and backend as configured."""
     backend = BACKENDS.get(config.actions.backend)
     settings: Any = config.plugin("backends", config.actions.backend, backend.Settings)
     bus = connect(config.kafka)
     bus.wait_ready(30.0)
     bus.ensure_topics([INCIDENTS, POLICY, TOPOLOGY, ACTIONS, DEAD])
-    return Parts(config, bus, backend(settings, clock), clock, Metrics("actions"))
+    return Parts(config, bus, backend(settings, clock), clock, metrics or Metrics("actions"))
 
 
-def run(config: Config, mount: Mount | None = None) -> None:
+def run(config: Config, mount: Mount | None = None, metrics: Metrics | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises
@@ -413,7 +413,7 @@ def run(config: Config, mount: Mount | None = None) -> None:
     TrainwardenError
         When the ledger, the address, the secret or the broker is not to be had; the sentence says what to do.
     """
-    parts = make_parts(config, SystemClock())
+    parts = make_parts(config, SystemClock(), metrics)
     service = ActionService(parts, mount)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.ask_stop())

@@ -21,6 +21,7 @@ DETECTOR = "own_health"
 KINDS = ("pipeline_late", "records_refused", "detector_off")
 KEPT = 40
 RESTATE_S = 60.0
+LONG_AGO_NS = 1
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ class Vitals:
             if incident.status in (IncidentStatus.OPEN, IncidentStatus.ACTING):
                 since_ns = incident.timeline.first_signal_at_ns or incident.observed_at_ns
                 for culprit in incident.culprits:
-                    course = _Course(True, since_ns, onset_ns=since_ns, said_ns=incident.observed_at_ns)
-                    self._courses[(incident.kind, culprit.name)] = course
+                    self.suspect(incident.kind, culprit.name, since_ns)
+
+    def suspect(self, kind: str, part: str, since_ns: int) -> None:
+        """One before us may have said so: it is taken back once the sign has been well for a while."""
+        self._courses[(kind, part)] = _Course(True, since_ns, onset_ns=since_ns, said_ns=LONG_AGO_NS)
 
     def look(self, now_ns: int, vitals: Iterable[Vital]) -> list[Verdict]:
         """What there is to say now. What was said of a sign that is no longer handed in is taken back."""

@@ -13,11 +13,12 @@ SILENT_AFTER_S = 5.0
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the system as seen from here. `detail` is one sentence."""
+    """One part of the system as seen from here. `detail` is one sentence, `trouble` what is the matter when it is not ok."""
 
     name: str
     ok: bool
     detail: str
+    trouble: str = "is away"
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def render_live(status: Status, chosen: str = "") -> str:
     """Everything that changes."""
     return (
         _header(status) + _notices(status) + "<main>" + _nodes(status) + _incidents(status, chosen) + _actions(status)
-        + _deliveries(status) + "</main>"
+        + _deliveries(status) + "</main>" + _own_health(status)
     )  # fmt: skip
 
 
@@ -78,13 +78,18 @@ def _header(status: Status) -> str:
 
 def _notices(status: Status) -> str:
     told = [f"Kill switch: {status.kill_switch}. Nothing is done until it is removed."] if status.kill_switch else []
-    told += [f"{part.name} is away: {part.detail}." for part in status.parts if not part.ok]
+    told += [f"{part.name} {part.trouble}: {part.detail}." for part in status.parts if not part.ok]
     told += [
         f"{part.name}: {part.detail}."
         for part in status.parts
         if part.ok and part.name == "actions" and part.detail != "leading"
     ]
     return "".join(f'<p class="notice" role="status">{escape(text)}</p>' for text in told)
+
+
+def _own_health(status: Status) -> str:
+    well = " &middot; ".join(f"{escape(part.name)}: {escape(part.detail)}" for part in status.parts if part.ok)
+    return f"<footer>{well}</footer>" if well else ""
 
 
 def _nodes(status: Status) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from actions.console.model import SILENT_AFTER_S, IncidentLine, JobLine, NodeLine, Part, Status, moment
 from actions.console.service_view import Fetch, ServiceData, WardenLine, broker_answers, look, over_http
 from actions.console.store_view import NodeTicks, RankSteps, StoreData, StoreView
+from actions.console.worker_view import look_at_worker
 from trainwarden.clock import NS_PER_S, Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import UnavailableError
@@ -27,16 +28,25 @@ class Console:
         How the action service is asked.
     probe
         Says why the broker cannot be reached, or nothing.
+    worker
+        Looks at the stream worker's page: address and the age in seconds from which it is late.
     """
 
     def __init__(
-        self, config: Config, clock: Clock, fetch: Fetch, store: StoreView, probe: Callable[[str], str] = broker_answers
+        self,
+        config: Config,
+        clock: Clock,
+        fetch: Fetch,
+        store: StoreView,
+        probe: Callable[[str], str] = broker_answers,
+        worker: Callable[[str, float], Part] = look_at_worker,
     ) -> None:
         self._config = config
         self._clock = clock
         self._fetch = fetch
         self._store = store
         self._probe = probe
+        self._worker = worker
         self._lock = threading.Lock()
         self._made_ns = -(2**62)
         self._made: Status | None = None
@@ -58,6 +68,7 @@ class Console:
         service, service_part = self._look_at_service()
         reason = self._probe(self._config.kafka.url)
         broker_part = Part("kafka", not reason, reason or "reachable")
+        worker_part = self._worker(self._config.streams.web_listen, self._config.health.late_s)
         now_s = self._clock.now_ns() / NS_PER_S
         incidents = merge_incidents(service.incidents if service else (), store.incidents)
         ages = [now_s - node.arrived_s for node in store.nodes]
@@ -67,7 +78,7 @@ class Console:
             mode=service.mode if service else self._config.policy.mode.value,
             kill_switch=service.kill_switch if service else self._kill_switch_file(),
             telemetry_age_s=round(max(min(ages), 0.0), 1) if ages else None,
-            parts=(service_part, store_part, broker_part),
+            parts=(service_part, worker_part, store_part, broker_part),
             jobs=jobs_of(store.ranks, now_s),
             nodes=nodes_of(store, service.wardens if service else (), incidents, now_s, known=store_part.ok),
             incidents=incidents,

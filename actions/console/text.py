@@ -27,7 +27,8 @@ def _head(status: Status) -> str:
     lines = [f"cluster {safe(status.cluster)}   {status.at}   mode {safe(status.mode)}   {telemetry}"]
     if status.kill_switch:
         lines.append(f"KILL SWITCH IS ON, nothing is done: {safe(status.kill_switch)}")
-    lines += [f"{part.name} is away: {safe(part.detail)}" for part in status.parts if not part.ok]
+    lines += [f"{part.name} {part.trouble}: {safe(part.detail)}" for part in status.parts if not part.ok]
+    lines += [f"worker: {safe(part.detail)}" for part in status.parts if part.ok and part.name == "worker"]
     return "\n".join(lines) + "\n"
 
 

@@ -14,8 +14,9 @@ from streams.store.chdb_server import DEFAULT_PORT, Access, ChdbServer
 from streams.store.connect import connect
 from streams.store.errors import store_errors
 from streams.store.schema import migrate
+from streams.store.vitals import StoreHealth
 from streams.store.writer import BatchLimits, StoreWriter, run_until
-from trainwarden import bus, topics
+from trainwarden import bus, selfmetrics, topics
 from trainwarden.clock import NS_PER_S, Clock, SystemClock
 from trainwarden.commands.lifecycle import stop_event
 from trainwarden.config import Config
@@ -47,9 +48,35 @@ def run(
         connection.wait_ready(BROKER_WAIT_S)
         make_topics(connection, clock)
         limits = BatchLimits(config.store.batch_ms, config.store.batch_rows)
-        writer = StoreWriter(connection, client, clock, metrics or Metrics("store"), config.cluster, limits)
+        metrics = metrics or Metrics("store")
+        writer = StoreWriter(connection, client, clock, metrics, config.cluster, limits)
         LOG.info("writing to %s", config.store.shown_url)
-        run_until(writer, stop)
+        with (
+            metrics_page(metrics, config.store.metrics_listen),
+            contextlib.closing(StoreHealth(config, connection, clock, metrics)) as health,
+        ):
+            run_until(writer, stop, health.look)
+
+
+@contextlib.contextmanager
+def metrics_page(metrics: Metrics, listen: str) -> Iterator[None]:
+    """The writer's Prometheus page, where one is asked for."""
+    if not listen:
+        yield
+        return
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"store.metrics_listen: {listen!r} is no host:port such as 127.0.0.1:9482")
+    try:
+        server = selfmetrics.serve(metrics, host, int(port))
+    except OSError as error:
+        raise UnavailableError(f"store.metrics_listen {listen}: {error.strerror}: free it or set another") from None
+    metrics.set("tw_up", 1)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def make_topics(connection: bus.Bus, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 REREAD_IDLE_POLLS = 30
 EARLY_PAUSE_S = 0.05
 DONE_NOTE_AFTER_S = 2.0
+NEARLY_ALL = 5000
+"""With fewer messages unread the next poll has them all: the writer keeps up."""
 MEMBER_FOR_S = 3.0
 """Well under the bus's session time-out of 6 s."""
 
@@ -86,6 +88,9 @@ class StoreWriter:
         self._done: list[Batch] = []
         self._done_ns = 0
         self._retry_s = 0.0
+        self._kept_up_ns = clock.monotonic_ns()
+        self.trouble = ""
+        """Why nothing could be written last time, empty when it could."""
         self._member_at_ns = (-(2**63), -(2**63))
 
     def cycle(self) -> int:
@@ -99,15 +104,30 @@ class StoreWriter:
                 self._wait_for_store()
             messages = self._poll()
             self._admit(messages)
-            return self._write_if_due()
+            written = self._write_if_due()
+            self._note_keeping_up()
+            return written
         except StoreError as error:
             self._retry_s = min(LAST_RETRY_S, self._retry_s * 2 or FIRST_RETRY_S)
+            self.trouble = f"it is not taking rows: {error}"
             LOG.warning("the store is not taking rows, next try in %.1f s: %s", self._retry_s, error)
             self._step_back(messages, "store_failed")
         except (BusError, UnavailableError) as error:
+            self.trouble = str(error)
             LOG.warning("%s", error)
             self._step_back(messages, "bus_failed")
         return 0
+
+    @property
+    def behind_s(self) -> float:
+        """How long ago everything on the broker was last read and nothing stood in the way; by a clock that nobody sets, since times on
+        messages are those of many machines."""
+        return (self._clock.monotonic_ns() - self._kept_up_ns) / NS_PER_S
+
+    def _note_keeping_up(self) -> None:
+        self.trouble = ""
+        if self._subscriber.unread() <= NEARLY_ALL:
+            self._kept_up_ns = self._clock.monotonic_ns()
 
     def drain(self) -> int:
         """Write what is buffered at once; used at the end and in tests."""
@@ -316,10 +336,13 @@ class StoreWriter:
         self._retry_s = 0.0
 
 
-def run_until(writer: StoreWriter, stop: threading.Event) -> None:
-    """Cycle until `stop` is set, then write what is buffered."""
+def run_until(
+    writer: StoreWriter, stop: threading.Event, after: Callable[[StoreWriter], None] = lambda writer: None
+) -> None:
+    """Cycle until `stop` is set, then write what is buffered; `after` sees the writer after each cycle."""
     try:
         while not stop.is_set():
             writer.cycle()
+            after(writer)
     finally:
         writer.close()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from actions.console.model import Part
 from actions.console.status import Console
 from actions.console.store_view import StoreView
 from trainwarden.clock import NS_PER_S, SimulatedClock
@@ -81,6 +82,7 @@ class Sources:
         self.store_error: Exception | None = None
         self.service_error = ""
         self.broker_error = ""
+        self.worker = Part("worker", True, "newest tick looked at 0.4 s ago")
         self.answers: dict[str, Any] = {
             "/v1/health": {"state": "leading", "mode": "auto", "kill_switch": ""},
             "/v1/nodes": [],
@@ -89,7 +91,12 @@ class Sources:
         }
         self.config = from_table({"cluster": "c", "run_dir": str(directory), "actions": {"listen": "127.0.0.1:1"}})
         self.console = Console(
-            self.config, self.clock, self._fetch, StoreView("clickhouse://x", self.clock, self._open), self._probe
+            self.config,
+            self.clock,
+            self._fetch,
+            StoreView("clickhouse://x", self.clock, self._open),
+            self._probe,
+            lambda listen, late_s: self.worker,
         )
 
     def _open(self, url: str) -> FakeClient:

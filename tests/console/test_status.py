@@ -83,16 +83,16 @@ def test_a_store_that_is_away_is_not_asked_again_at_once_and_comes_back(sources:
     sources.console.status()
     sources.store_error = None
     sources.clock.advance_ns(2 * NS_PER_S)
-    assert not sources.console.status().parts[1].ok
+    assert not sources.console.status().parts[2].ok
     sources.clock.advance_ns(6 * NS_PER_S)
-    assert sources.console.status().parts[1].ok
+    assert sources.console.status().parts[2].ok
 
 
 def test_without_the_action_service_the_store_still_tells(sources: Sources, tmp_path: Path) -> None:
     sources.service_error = "nobody answers"
     (tmp_path / "KILL_SWITCH").touch()
     made = sources.console.status()
-    assert [part.ok for part in made.parts] == [False, True, True]
+    assert [part.ok for part in made.parts] == [False, True, True, True]
     assert "KILL_SWITCH exists" in made.kill_switch
     assert {node.node for node in made.nodes} == {"n0", "n1", "n2", "n10"}
     assert "actions is away: nobody answers" in render_text(made)
@@ -165,11 +165,12 @@ def test_a_terminal_gets_a_status_when_everything_is_away(tmp_path: Path) -> Non
     table: dict[str, Any] = {
         "run_dir": str(tmp_path), "kafka": {"url": f"kafka://127.0.0.1:{free_port()}"},
         "store": {"url": f"clickhouse://127.0.0.1:{free_port()}/tw"}, "actions": {"listen": f"127.0.0.1:{free_port()}"},
+        "streams": {"web_listen": f"127.0.0.1:{free_port()}"},
     }  # fmt: skip
     made = status(from_table(table))
-    assert [part.ok for part in made.parts] == [False, False, False]
+    assert [part.ok for part in made.parts] == [False, False, False, False]
     text = render_text(made)
-    assert text.count("is away") == 3
+    assert text.count("is away") == 4
     assert as_table(made)["schema"] == 1
 
 

@@ -71,6 +71,10 @@ class Subscriber(Protocol):
         """Next offset per partition of what was returned so far."""
         ...
 
+    def unread(self) -> int:
+        """How many messages lie on the broker beyond that, as far as it has said; of partitions nothing was fetched from, nothing."""
+        ...
+
     def close(self) -> None:
         """Leave without committing."""
         ...

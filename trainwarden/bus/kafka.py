@@ -248,6 +248,10 @@ class KafkaSubscriber:
     def positions(self) -> dict[str, int]:
         return dict(self._positions)
 
+    def unread(self) -> int:
+        ends = {f"{p.topic}/{p.partition}": self._consumer.highwater(p) for p in self._consumer.assignment()}
+        return sum(max(0, end - self._positions.get(place, end)) for place, end in ends.items() if end is not None)
+
     def close(self) -> None:
         self._consumer.close(autocommit=False, timeout_ms=2000)
 

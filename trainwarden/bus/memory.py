@@ -141,8 +141,16 @@ class MemorySubscriber:
     def positions(self) -> dict[str, int]:
         return dict(self._positions)
 
+    def unread(self) -> int:
+        ends = {place: self._end(place) for place in self._positions}
+        return sum(max(0, end - self._positions[place]) for place, end in ends.items())
+
     def close(self) -> None:
         return None
+
+    def _end(self, place: str) -> int:
+        topic, _, number = place.rpartition("/")
+        return len(self._bus.partitions(topic)[int(number)])
 
     def _take(self, limit: int) -> list[Message]:
         found: list[Message] = []

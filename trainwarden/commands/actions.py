@@ -27,10 +27,12 @@ def serve(ctx: typer.Context, config: ConfigOption = None, log_level: str = "INF
     from actions.console.mount import mount
     from actions.notify.service import in_background
     from actions.service import run
+    from trainwarden.selfmetrics import Metrics
 
     configure_logging(log_level)
-    with in_background(loaded):
-        run(loaded, mount)
+    metrics = Metrics("actions")  # one page for both
+    with in_background(loaded, metrics):
+        run(loaded, mount, metrics)
 
 
 @app.command()

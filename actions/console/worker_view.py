@@ -1,0 +1,72 @@
+"""What the stream worker says of itself on its metrics page: is it in time, and can it read what it gets."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+from collections import defaultdict
+
+from actions.console.model import Part
+from trainwarden.selfmetrics import quantile_ms
+
+_LINE = re.compile(r"(tw_\w+)\{([^}]*)\} (\S+)")
+_LE = re.compile(r'le="([^"]+)"')
+LATE_SHARE = 0.95
+
+
+def read_page(listen: str, timeout_s: float = 0.5) -> str:
+    """The metrics page served at `listen` (host:port); raises `OSError` when nobody answers."""
+    host, _, port = listen.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise OSError(f"answers no HTTP: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def look_at_worker(listen: str, late_s: float, timeout_s: float = 0.5) -> Part:
+    """The worker as a part of the system; without an address nobody asked for a page, and nothing is said against it."""
+    if not listen.rpartition(":")[2].isdigit():
+        return Part("worker", True, "has no page (streams.web_listen)")
+    try:
+        page = read_page(listen, timeout_s)
+    except (OSError, ValueError) as error:
+        return Part(
+            "worker",
+            False,
+            f"nobody answers at {listen} (streams.web_listen): {getattr(error, 'strerror', None) or error}",
+        )
+    return part_of(page, late_s)
+
+
+def part_of(page: str, late_s: float) -> Part:
+    """The part that a metrics page describes.
+
+    Examples
+    --------
+    >>> part_of('tw_tick_age_seconds{component="worker"} 1.5', 15.0).detail
+    'newest tick looked at 1.5 s ago, 0 records unread, 0 refused'
+    """
+    sums: dict[str, float] = defaultdict(float)
+    buckets: dict[float, float] = {}
+    for name, labels, value in _LINE.findall(page):
+        sums[name] += float(value)
+        if name == "tw_tick_delay_ms_bucket" and (limit := _LE.search(labels)):
+            buckets[math.inf if limit[1] == "+Inf" else float(limit[1])] = float(value)
+    if "tw_tick_age_seconds" not in sums:
+        return Part("worker", True, "stands by, or has seen no tick yet")
+    age_s = sums["tw_tick_age_seconds"]
+    words = [
+        f"newest tick looked at {age_s:.1f} s ago",
+        f"{sums['tw_lag_records']:.0f} records unread",
+        f"{sums['tw_dead_letters_total']:.0f} refused",
+    ]
+    if (late_ms := quantile_ms(buckets, LATE_SHARE)) is not None:
+        words.append(f"{LATE_SHARE:.0%} of ticks judged within {late_ms / 1000:.1f} s")
+    if broken := sums["tw_detector_errors_total"]:
+        words.append(f"{broken:.0f} detector errors")
+    return Part("worker", age_s <= late_s, ", ".join(words), "is late")
