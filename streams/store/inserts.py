@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from streams.store.columns import schemas_of, table_of
 from streams.store.errors import store_errors
 from streams.store.journal import TABLE as JOURNAL_TABLE
 from streams.store.rows import EARLIEST_NS, ROW_TABLES, Row, rows_of
-from streams.store.ticks import TICK_TABLES, TickTables
+from streams.store.ticks import TICK_TABLES, Owners, TickTables
 from trainwarden.bus import Bus, Message, Publisher
 from trainwarden.bus.dead import bury, decode_or_dead
 from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock
@@ -109,6 +110,7 @@ class Inserter:
         self._catalogs = Catalogs(bus, clock, catalog_wait_s)
         self._publisher: Publisher = bus.publisher(self._letter_lost)
         self._buried = 0
+        self._owners = Owners()
         with store_errors("reading the store's columns"):
             self.schemas: dict[str, Any] = schemas_of(client, (*TICK_TABLES, *ROW_TABLES, JOURNAL_TABLE))
 
@@ -132,9 +134,10 @@ class Inserter:
         self._publisher.close()
 
     def _tables(self, messages: Sequence[Message]) -> dict[str, Any]:
-        collected = _Collected(TickTables(self.schemas, self._catalogs.get))
+        collected = _Collected(TickTables(self.schemas, self._catalogs.get, self._owners))
+        for topic, count in Counter(message.topic for message in messages).items():
+            self._metrics.count("tw_records_total", count, topic=topic)
         for message in messages:
-            self._metrics.count("tw_records_total", topic=message.topic)
             record = decode_or_dead(message, self._publisher, self._cluster, self._clock)
             if record is None:
                 self._count_dead(message)

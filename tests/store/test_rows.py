@@ -11,11 +11,11 @@ import pytest
 
 from streams.store.columns import arrow_type, table_of
 from streams.store.rows import rows_of
-from streams.store.ticks import TickTables, placement_of
+from streams.store.ticks import Owners, TickTables, placement_of
 from tests.store.make_records import START_NS, block, catalogs, incident, log, one_of_each, steps, tick
 from trainwarden.clock import NS_PER_MS
 from trainwarden.errors import DecodeError
-from trainwarden.records import Block, IncidentStatus, Placement
+from trainwarden.records import Block, Catalog, IncidentStatus, Metric, Placement, Tick, catalog_id_of, pack_floats
 
 ARRIVED_MS = START_NS // NS_PER_MS + 3_600_000
 _LABELS = [("ts", pa.timestamp("ms", "UTC")), ("cluster", pa.string()), ("job", pa.string()), ("attempt", pa.uint32()),
@@ -41,7 +41,7 @@ def tick_tables(*ticks: Any) -> dict[str, Any]:
 def test_absent_is_null_and_never_zero() -> None:
     rows = tick_tables(tick(3), tick(4))["host_ticks"].to_pylist()
     assert [row["cpu_busy_ratio"] for row in rows] == [0.5, None]
-    assert [row["not_reported"] for row in rows] == [None, None]
+    assert "not_reported" not in rows[0], "the store's own default, NULL, is cheaper"
 
 
 def test_metrics_without_a_column_are_kept_by_name() -> None:
@@ -161,3 +161,32 @@ def test_a_tick_with_a_number_that_no_column_holds_is_refused_alone(changes: dic
     with pytest.raises((DecodeError, pa.ArrowException, OverflowError)):
         tables.add(msgspec.structs.replace(tick(4), **changes), ARRIVED_MS)
     assert len(tables.tables()["host_ticks"]) == 1
+
+
+def test_nodes_with_different_columns_share_a_table() -> None:
+    old, new = ((Metric("load1", "1"),), (Metric("cpu_busy_ratio", "ratio"), Metric("load1", "1"), Metric("odd", "1")))
+    known = {
+        catalog_id_of("host", metrics): Catalog(
+            catalog_id=catalog_id_of("host", metrics), family="host", metrics=metrics
+        )
+        for metrics in (old, new)
+    }
+    tables, (first, second) = TickTables(SCHEMAS, known.get), known
+    for node, catalog_id, values in (("a", first, (1.0,)), ("b", second, (0.5, 2.0, 9.0)), ("c", first, (3.0,))):
+        told = Block("host", catalog_id, ("host",), pack_floats(values))
+        tables.add(Tick(node=node, observed_at_ns=START_NS, blocks=(told,)), ARRIVED_MS)
+    rows = tables.tables()["host_ticks"].to_pylist()
+    assert [(row["node"], row["load1"], row["cpu_busy_ratio"]) for row in rows] == [
+        ("a", 1.0, None), ("b", 2.0, 0.5), ("c", 3.0, None),
+    ]  # fmt: skip
+    (other,) = tables.tables()["other_ticks"].to_pylist()
+    assert (other["node"], other["metric"], other["value"]) == ("b", "odd", 9.0)
+
+
+def test_whose_device_it_is_follows_the_newest_placement() -> None:
+    owners, before, after = Owners(), (Placement("a", 0, 0, "gpu0"),), (Placement("b", 1, 4, "gpu0"),)
+    assert owners.of("n", before, ("gpu0",)) == owners.of("n", before, ("gpu0",)) == (("a", 0, 0),)
+    assert owners.of("n", after, ("gpu0",)) == (("b", 1, 4),)
+    for number in range(1000):
+        owners.of("n", after, (f"gpu{number}",))
+    assert owners.of("n", before, ("gpu0",)) == (("a", 0, 0),)
