@@ -223,6 +223,7 @@ class RawStage:
     def _resume_cold(self, resume: Resume) -> dict[str, int]:
         """A snapshot that this build cannot take over (another build wrote it) costs the baselines, not the worker."""
         self.pipeline.reset()
+        self.seq = self._cuts[-1].seq if self._cuts else resume.seq  # numbers that were given out are not given twice
         self._cuts.clear()
         kept = self.role.expected.keys() - COMPACTED  # catalogues and topology are read from the beginning
         return {place: offset for place, offset in resume.positions.items() if place.rpartition("/")[0] in kept}
