@@ -15,6 +15,7 @@ from detectors.base import Frame
 from streams.arrivals import Clocks, Seen
 from streams.grid import Grid
 from streams.matrices import Catalogs, pack, unpack
+from streams.voices import Voices
 from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config
 from trainwarden.records import Catalog, LogEvent, Record, StepReport, Tick, TopologyEvent, decode, encode
@@ -101,6 +102,7 @@ class Aligner:
         """Next offsets *not* contained in the last cut."""
         self._catalogs = Catalogs()
         self._seen = Seen()
+        self._voices: Voices[Placed] = Voices()
         self._clocks = Clocks(settings.skew_ms, settings.interval_ms)
         self._grid = Grid(settings.interval_ms, settings.lateness_ms, settings.forget_s)
         self._parked: list[_Parked] = []
@@ -120,10 +122,10 @@ class Aligner:
 
     def cut(self, now_ns: int) -> Frame | None:
         """A frame of everything added since the last cut; None while there is nothing to say and nobody to wait for."""
-        pending, self._pending = sorted(self._pending, key=canonical), []
+        pending, self._pending = sorted(self._heard(self._pending, now_ns), key=canonical), []
         self.positions = dict(self._read_to)
         self._learn(placed.record for placed in pending)
-        fresh = [placed for placed in pending if self._first_time(placed)]
+        fresh = [placed for placed in pending if self._first_time(placed) and not self._is_of_another(placed)]
         ticks = [placed for placed in fresh if isinstance(placed.record, Tick)]
         steps = tuple(placed.record for placed in fresh if isinstance(placed.record, StepReport))
         logs = tuple(placed.record for placed in fresh if isinstance(placed.record, LogEvent))
@@ -161,10 +163,8 @@ class Aligner:
                 "grid": self._grid.snapshot(),
                 "topology": _topology_state(self.topology),
                 "inferred": [encode(event) for event in self.inferred],
-                "parked": [
-                    [p.since_ns, p.placed.topic, p.placed.partition, p.placed.offset, encode(p.placed.record)]
-                    for p in self._parked
-                ],
+                "parked": [[p.since_ns, *_plain(p.placed)] for p in self._parked],
+                "voices": [self._voices.snapshot(), [[node, *_plain(placed)] for node, placed in self._voices.held()]],
             }
         )
 
@@ -182,6 +182,28 @@ class Aligner:
         self._parked = [
             _Parked(since, Placed(topic, part, offset, decode(p))) for since, topic, part, offset, p in state["parked"]
         ]
+        voices, held = state.get("voices", ({}, ()))  # an older worker did not tell voices apart
+        self._voices.restore(voices, [(node, Placed(t, part, offset, decode(p))) for node, t, part, offset, p in held])
+
+    def _heard(self, pending: list[Placed], now_ns: int) -> list[Placed]:
+        """What the collector of each node says; topology and catalogues have speakers of other kinds, too."""
+        voiced = [placed for placed in pending if isinstance(placed.record, Tick | StepReport | LogEvent)]
+        admitted, refused = self._voices.admit(voiced, now_ns)
+        for placed, reason in refused:
+            self._reject(placed, reason)
+        others = [placed for placed in pending if not isinstance(placed.record, Tick | StepReport | LogEvent)]
+        return others + admitted
+
+    def _is_of_another(self, placed: Placed) -> bool:
+        """Steps of a rank that is placed on another node, which speaks for itself."""
+        report = placed.record
+        if not isinstance(report, StepReport):
+            return False
+        node = self.topology.told_node(report.job, report.attempt, report.rank)
+        if node in ("", report.node) or not self._voices.knows(node):
+            return False
+        self._reject(placed, f"{report.node} tells steps of rank {report.rank} of {report.job}, which runs on {node}")
+        return True
 
     def _learn(self, records: Iterable[Record]) -> None:
         """Catalogues and topology first: what else came in the same cut may need them."""
@@ -290,6 +312,10 @@ class Aligner:
     def _placed_nodes(self) -> set[str]:
         """Nodes of running jobs: expected even before their first tick."""
         return {node for layout in self.topology.jobs() for node in layout.nodes}
+
+
+def _plain(placed: Placed) -> tuple[str, int, int, bytes]:
+    return placed.topic, placed.partition, placed.offset, encode(placed.record)
 
 
 def canonical(placed: Placed) -> tuple[bool, int, str, str, int, str, int, int]:

@@ -88,6 +88,14 @@ class Topology:
         """The job that runs on `node`, if one."""
         return next((layout for layout in self.jobs() if node in layout.nodes), None)
 
+    def told_node(self, job: str, attempt: int, rank: int) -> str:
+        """Node of a rank as operator, scheduler or hook say; empty when none of them did, or of another attempt."""
+        layout = self._jobs.get(job)
+        if layout is None or layout.attempt != attempt or rank not in layout.ranks:
+            return ""
+        inferred = self._job_origin[job][1] <= -PRECEDENCE.index("inferred")
+        return "" if inferred else layout.ranks[rank][0]
+
     def nodes(self) -> tuple[str, ...]:
         """Every node known, sorted."""
         return tuple(sorted(self._nodes))

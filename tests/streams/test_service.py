@@ -188,7 +188,7 @@ def test_a_broken_detector_is_switched_off_alone(caplog: pytest.LogCaptureFixtur
     desk = Desk(detectors=Detectors(Fingerprint, Fragile))
     desk.run(3)
     desk.put(
-        [("tw.logs", 0, LogEvent(node="n0", seq=1, boot_id="b", observed_at_ns=desk.clock.now_ns(), line="poison"))]
+        [("tw.logs", 0, LogEvent(node="n0", seq=1, boot_id="b1", observed_at_ns=desk.clock.now_ns(), line="poison"))]
     )
     desk.run(3)
     said = [verdict.detector for verdict in desk.on("tw.verdicts")]
@@ -246,7 +246,7 @@ def test_killed_between_verdict_and_incident() -> None:
     desk = Desk(detectors=Detectors(Accuser))
     desk.run(6)
     desk.put(
-        [("tw.logs", 0, LogEvent(node="n0", seq=1, boot_id="b", observed_at_ns=desk.clock.now_ns(), line="accuse"))]
+        [("tw.logs", 0, LogEvent(node="n0", seq=1, boot_id="b1", observed_at_ns=desk.clock.now_ns(), line="accuse"))]
     )
     for _ in range(4):
         desk.clock.advance_ns(100 * NS_PER_MS)
