@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from detectors.base import Detector, Frame, registry
 from streams.align import Aligner, AlignSettings
 from streams.matrices import pack, unpack
+from streams.shedding import patient, thinned
 from trainwarden.config import Config
 from trainwarden.policy import Family, Policy
 from trainwarden.records import Reach, Verdict, encode, stable_id
@@ -56,7 +57,7 @@ class Pipeline:
         config: Config,
         detectors: Registry[Detector] | None = None,
         metrics: Metrics | None = None,
-        aligner: type[Aligner] = Aligner,
+        aligner: Callable[[AlignSettings, Metrics], Aligner] = Aligner,
         only: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._aligner = aligner
@@ -88,11 +89,15 @@ class Pipeline:
         frame = self.aligner.cut(now_ns)
         return [] if frame is None else self.run(frame)
 
-    def run(self, frame: Frame) -> list[Verdict]:
-        """Verdicts of all detectors on `frame`, by name of detector, with cluster and reach filled in."""
-        started_s = perf_counter()
+    def run(self, frame: Frame, keep_every: int = 1) -> list[Verdict]:
+        """Verdicts of all detectors on `frame`, by name of detector, with cluster and reach filled in. Those that follow levels and trends
+        see one grid point in `keep_every`."""
+        started_s, thin = perf_counter(), thinned(frame, keep_every)
+        self._metrics.count("tw_ticks_shed_total", len(frame.ticks) - len(thin.ticks))
         asked = [name for name in self.detectors if name not in self.disabled]
-        verdicts = [verdict for name in asked for verdict in self._ask(name, frame)]
+        verdicts = [
+            verdict for name in asked for verdict in self._ask(name, thin if patient(self.detectors[name]) else frame)
+        ]
         self._metrics.observe_ms("tw_frame_ms", (perf_counter() - started_s) * 1000)
         return verdicts
 

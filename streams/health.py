@@ -41,6 +41,8 @@ class WorkerVitals:
             if unread
             else "nothing waits on the broker: no collector sends ticks"
         )
+        if (keep := self._metrics.value("tw_keep_every")) > 1:
+            behind += f"; detectors of levels and trends are shown one second in {keep:.0f} until it has caught up"
         return Vital("pipeline_late", "worker", age_s, self._settings.late_s, "s",
                      f"the newest tick that was looked at is {age_s:.0f} s old (limit {self._settings.late_s:g} s): {behind}")  # fmt: skip
 

@@ -17,6 +17,7 @@ from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
 from streams.merge import summary_of
+from streams.shedding import Shedding
 from streams.state import Resume
 from trainwarden.bus import Message
 from trainwarden.bus.dead import bury, fitting
@@ -183,8 +184,12 @@ class RawStage:
         self._cuts: deque[FrameCut] = deque()
         self._backlog: dict[str, deque[Message]] = {}
         self._reached: dict[str, int] = {}
+        self._told: dict[str, int] = {}
         self._turn = 0
+        self._shedding = Shedding()
+        self._in_a_point = {SUMMARIES.name: TICKS.partitions}
         self.pipeline = pipeline
+        self.keep_every = 1
         self.seq = 0
         self.last_cut_ns = 0
 
@@ -203,6 +208,7 @@ class RawStage:
         if resume is None:
             return {}
         self._cuts, self.seq, self._reached = deque(resume.cuts), resume.seq, dict(resume.positions)
+        self._told = {place: at for place, at in resume.positions.items() if not place.startswith(f"{CUTS.name}/")}
         if resume.payload:
             try:
                 restored = self.pipeline.restore(resume.payload)
@@ -258,11 +264,21 @@ class RawStage:
 
     def cut(self, now_ns: int) -> CutResult:
         """Make a frame of what was read, run it, and describe it. An idle cluster leaves no trace."""
-        frame, verdicts = self._run(now_ns, "live")
-        if frame is not None:
+        frame, verdicts = self._run(now_ns, "live", self.keep_every)
+        if frame is not None or self._took_in():
             self.seq += 1
             self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
         return CutResult(frame, verdicts, tuple(self._outbox.take()))
+
+    def _took_in(self) -> bool:
+        """Whether a unit read something that it holds back: from when on it waits is part of what a successor repeats."""
+        return self.role is not WHOLE and self.positions != self._told
+
+    def note_lag(self, unread: Mapping[str, int]) -> None:
+        """Tell how many records lie unread, by topic: a worker that is behind shows its detectors less (`streams.shedding`)."""
+        backlog = max((unread.get(topic, 0) / size for topic, size in self._in_a_point.items()), default=0.0)
+        self.keep_every = self._shedding.look(backlog)
+        self._metrics.set("tw_keep_every", self.keep_every)
 
     def more(self, now_ns: int) -> bool:
         """Whether what was read is good for another frame at once (in the second stage, after a hold-up)."""
@@ -300,8 +316,8 @@ class RawStage:
             cut = self._cuts.popleft()
             for place in sorted(self._backlog):
                 self._drain(place, cut.positions.get(place, 0))
-            self.seq = cut.seq
-            frame, verdicts = self._run(cut.now_ns, "repeated")
+            self.seq, self._told = cut.seq, dict(cut.positions)
+            frame, verdicts = self._run(cut.now_ns, "repeated", cut.keep_every)
             yield CutResult(frame, verdicts, tuple(self._outbox.take()))
         if not self._cuts:
             backlog, self._backlog = self._backlog, {}
@@ -334,10 +350,12 @@ class RawStage:
         else:
             aligner.add(message.topic, message.partition, message.offset, record)
 
-    def _run(self, now_ns: int, phase: str) -> tuple[Frame | None, tuple[Verdict, ...]]:
+    def _run(self, now_ns: int, phase: str, keep_every: int) -> tuple[Frame | None, tuple[Verdict, ...]]:
         aligner = self.pipeline.aligner
         frame = aligner.cut(now_ns)
-        verdicts = tuple(self.pipeline.run(frame)) if frame is not None else ()
+        verdicts = tuple(self.pipeline.run(frame, keep_every)) if frame is not None else ()
+        if frame is not None and frame.ticks:
+            self._in_a_point[TICKS.name] = max(1, len(frame.ticks[-1].nodes))
         self.last_cut_ns = now_ns
         self._bury_rejected(now_ns)
         if self.role.block is None:
@@ -359,6 +377,7 @@ class RawStage:
             inferred.clear()
 
     def _description(self, now_ns: int) -> FrameCut:
+        self._told = dict(self.positions)
         return FrameCut(
             cluster=self._config.cluster,
             node=self.role.owner,
@@ -367,6 +386,7 @@ class RawStage:
             boot_id=self._boot_id,
             now_ns=now_ns,
             positions=dict(self.positions),
+            keep_every=self.keep_every,
         )
 
     def _bury_rejected(self, now_ns: int) -> None:

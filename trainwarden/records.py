@@ -237,11 +237,13 @@ class Summary(Record, frozen=True, tag="summary"):
 class FrameCut(Record, frozen=True, tag="cut"):
     """How the live pipeline cut its input into frames; with it a replay is the same computation.
 
-    `positions` maps "topic/partition" to the next offset *not* contained in the frame that ended at `now_ns`.
+    `positions` maps "topic/partition" to the next offset *not* contained in the frame that ended at `now_ns`; of its grid points one in
+    `keep_every` was shown to the detectors that follow levels and trends (`streams.shedding`).
     """
 
     now_ns: Int = 0
     positions: dict[str, Int] = {}
+    keep_every: Int = 1
 
 
 # --- opinions ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ MetricName = Literal[
     "tw_records_hurried_total",  # steps and logs that did not wait for their grid point, since too many waited
     "tw_ticks_skewed_total",  # ticks moved on the grid because the clock of their node is off, by node
     "tw_topology_conflicts_total",  # topology events that contradict what is known, by origin
+    "tw_ticks_shed_total",  # grid points that detectors of levels and trends were not shown, since the worker was behind
     "tw_worker_stood_still_total",  # times a leading worker was frozen for longer than its group waits
     "tw_cuts_total",  # frames cut, by phase (live, replayed)
     "tw_verdicts_ignored_total",  # verdicts that the correlator put aside, by reason
@@ -54,6 +55,7 @@ MetricName = Literal[
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
+    "tw_keep_every",  # one in so many grid points is shown to detectors of levels and trends: more than 1 while the worker is behind
     "tw_lag_records",  # records on the broker that are in no frame yet, by topic
     "tw_store_behind_seconds",  # how long ago the store writer last had everything that was on the broker
     "tw_snapshot_bytes",  # size of a worker's state before it is packed

@@ -67,6 +67,8 @@ def part_of(page: str, late_s: float) -> Part:
     ]
     if (late_ms := quantile_ms(buckets, LATE_SHARE)) is not None:
         words.append(f"{LATE_SHARE:.0%} of ticks judged within {late_ms / 1000:.1f} s")
+    if (keep := sums["tw_keep_every"]) > 1:
+        words.append(f"sheds: levels and trends see one second in {keep:.0f}")
     if broken := sums["tw_detector_errors_total"]:
         words.append(f"{broken:.0f} detector errors")
     return Part("worker", age_s <= late_s, ", ".join(words), "is late")

@@ -212,9 +212,11 @@ class StepsSource(Source):
             known["local_rank"] = datagram.local_rank
         if datagram.t == "step":
             now_ns = self.context.clock.monotonic_ns()
-            known |= {"last_step": datagram.step, "phase": datagram.phase, "seen_monotonic_ns": now_ns}
+            # a step that held a save is over, and so is the save
+            phase = "train" if datagram.phase == "checkpoint" else datagram.phase
+            known |= {"last_step": datagram.step, "phase": phase, "seen_monotonic_ns": now_ns}
         if datagram.t == "phase":
-            known["phase"] = datagram.phase  # an evaluation begins: no step will come for a while, and that is no hang
+            known["phase"] = datagram.phase  # an evaluation or a save begins or ends: no step for a while, and that is no hang
         if self.context.ranks.seen(datagram.job, datagram.generation, datagram.rank, **known):
             self.context.outlet.topology_changed()
 

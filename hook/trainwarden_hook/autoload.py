@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from trainwarden_hook.importing import Finder
 
 log = logging.getLogger("trainwarden.hook")
 SWITCH = "TRAINWARDEN_CALLBACKS"
@@ -63,49 +62,13 @@ def _after_init(kind: Any, then: Callable[[Any], None]) -> None:
     kind.__init__ = init
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
-        self._inner = inner
-        self._then = then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._inner.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
-        try:
-            self._then(module)
-        except Exception:
-            log.exception("no callback can be added to %s; training goes on without it", module.__name__)
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it lets the others find, and looks at what they load."""
-
-    def __init__(self) -> None:
-        self._asking: set[str] = set()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in TRAINERS or name in self._asking:
-            return None
-        self._asking.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._asking.discard(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, TRAINERS[name])
-        return spec
-
-
 def install() -> None:
     """Watch imports from now on; trainers that are imported already get their callback at once."""
-    if os.environ.get(SWITCH) == "0" or any(isinstance(finder, Finder) for finder in sys.meta_path):
+    if os.environ.get(SWITCH) == "0":
         return
-    sys.meta_path.insert(0, Finder())
+    if any(isinstance(finder, Finder) and finder.names == set(TRAINERS) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, Finder(TRAINERS))
     for name, into in TRAINERS.items():
         if name in sys.modules:
             into(sys.modules[name])

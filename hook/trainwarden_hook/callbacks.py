@@ -31,7 +31,6 @@ class Watched:
     def __init__(self) -> None:
         self.job = Job()
         self._open = False
-        self._evaluating_ns = (0, 0)
         self.loss: float | None = None
 
     def begin(self, model: Any) -> None:
@@ -53,18 +52,11 @@ class Watched:
 
     def evaluation_begins(self) -> None:
         """Said once per evaluation, however often it is heard of."""
-        if self._evaluating_ns == (0, 0):
-            self._evaluating_ns = (time.time_ns(), time.perf_counter_ns())
-            self.job.guard("evaluation", lambda: self.job.recorder.send_phase("eval"))
+        self.job.guard("evaluation", self.job.recorder.pauses.evaluation_begins)
 
     def evaluation_ends(self) -> None:
         """The counterpart; nothing when none was under way."""
-        wall_ns, began_ns = self._evaluating_ns
-        if wall_ns:
-            self._evaluating_ns = (0, 0)
-            recorder = self.job.recorder
-            self.job.guard("evaluation", lambda: recorder.send_evaluation(wall_ns, time.perf_counter_ns() - began_ns))
-            recorder.forget_gap()
+        self.job.guard("evaluation", self.job.recorder.pauses.evaluation_ends)
 
     def end(self) -> None:
         """Training has ended on this rank."""

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainwarden_hook import segments, steps
+from trainwarden_hook import announcing, segments, steps
 from trainwarden_hook.bulletin import StoreBoard
 from trainwarden_hook.checksums import EVERY_STEPS, Checksums
 from trainwarden_hook.environment import Environment
@@ -108,7 +108,6 @@ class Job:
         self._every = 0
         self._commanded: int | None = None
         self._scope = StepScope(self)
-        self._evaluation_started = 0
         self.regroup: Regroup | None = None
         self.regrouped = False
         self._rejoin: Callable[[], None] | None = None
@@ -129,6 +128,8 @@ class Job:
     def open(self) -> None:
         """Say hello to the collector and open the mailbox."""
         environment = self.environment
+        if not self.sender.silent:
+            self.guard("announcing", lambda: announcing.listen(self.recorder.pauses))
         self.recorder.outbox.send(
             "hello",
             {
@@ -143,6 +144,7 @@ class Job:
     def tap_gradients(self, model: Any) -> None:
         """Register the communication hook on a DDP model."""
         self._switch = sync_switch(model)
+        self.guard("announcing", lambda: announcing.watch_model(model))
         if not hasattr(model, "register_comm_hook"):
             return
         from torch.nn.parallel import DistributedDataParallel
@@ -297,15 +299,23 @@ class Job:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Mark an evaluation between steps, so that its length is not taken for a stall."""
-        started_ns, wall_ns = time.perf_counter_ns(), time.time_ns()
-        self.guard("evaluation", lambda: self.recorder.send_phase("eval"))
+        """Mark an evaluation between steps, so that its length is not taken for a stall; a model that switches to it is seen anyway."""
+        pauses = self.recorder.pauses
+        self.guard("evaluation", pauses.evaluation_begins)
         try:
             yield
         finally:
-            duration_ns = time.perf_counter_ns() - started_ns
-            self.guard("evaluation", lambda: self.recorder.send_evaluation(wall_ns, duration_ns))
-            self.recorder.forget_gap()
+            self.guard("evaluation", pauses.evaluation_ends)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Mark a save that the script makes in a way of its own; ``torch.save`` and the usual libraries are seen anyway."""
+        pauses = self.recorder.pauses
+        self.guard("saving", pauses.save_begins)
+        try:
+            yield
+        finally:
+            self.guard("saving", pauses.save_ends)
 
     # -- saving
 
@@ -322,7 +332,12 @@ class Job:
             return
         if commanded:
             self.mailbox.save_at = None
-        failure = self._save(step, wanted if commanded else None)
+        pauses = self.recorder.pauses
+        self.guard("saving", pauses.save_begins)
+        try:
+            failure = self._save(step, wanted if commanded else None)
+        finally:
+            self.guard("saving", lambda: pauses.save_ends(counts=False))
         if failure is not None:
             self.on_save(failure)
 

@@ -22,7 +22,8 @@ class Row:
 
     ``handed_ns``, ``reduced_ns`` and ``backward_left_ns`` are 0 when not known. ``parts`` are the marked times of data,
     forward, backward and optimizer. Numbers from a device may still be on their way. With ``partial`` the local norm
-    is that of a part of the gradients: it is told only if it is not finite.
+    is that of a part of the gradients: it is told only if it is not finite. ``checkpoint_ns`` is our own save at the boundary,
+    ``saved_before_ns`` and ``saved_within_ns`` those that the script made since the last step, and within this one.
     """
 
     head: str
@@ -45,6 +46,8 @@ class Row:
     norm: Scalar = None
     partial: bool = False
     checksum: Scalar = None
+    saved_before_ns: int = 0
+    saved_within_ns: int = 0
 
     def ready(self) -> bool:
         """Whether all numbers have arrived."""
@@ -79,19 +82,24 @@ class Row:
     def _kind(self) -> str:
         if self.first:
             return "first"
-        return "checkpoint" if self.checkpoint_ns else "train"
+        return "checkpoint" if self._saved_ns else "train"
+
+    @property
+    def _saved_ns(self) -> int:
+        return self.checkpoint_ns + self.saved_before_ns + self.saved_within_ns
 
     def _split(self) -> str:
         data_ns, forward_ns, backward_ns, optimizer_ns = self.parts
-        data_ns = data_ns or self.entered_ns - self.began_ns
+        data_ns = data_ns or self.entered_ns - self.began_ns - self.saved_before_ns
         wait_ns = UNKNOWN
         if self.handed_ns:
-            backward_ns, wait_ns = self._divide_backward(backward_ns, data_ns + forward_ns + self.checkpoint_ns)
+            claimed_ns = data_ns + forward_ns + self.checkpoint_ns + self.saved_before_ns
+            backward_ns, wait_ns = self._divide_backward(backward_ns, claimed_ns)
         text = f',"data_ms":{data_ns / NS_PER_MS:.3f}'
         text += _part("forward_ms", forward_ns) + _part("backward_ms", backward_ns)
         if wait_ns != UNKNOWN:
             text += f',"wait_ms":{wait_ns / NS_PER_MS:.3f}'
-        return text + _part("optimizer_ms", optimizer_ns) + _part("checkpoint_ms", self.checkpoint_ns)
+        return text + _part("optimizer_ms", optimizer_ns) + _part("checkpoint_ms", self._saved_ns)
 
     def _divide_backward(self, backward_ns: int, claimed_ns: int) -> tuple[int, int]:
         """Local work and waiting for the others.

@@ -14,6 +14,7 @@ from trainwarden_hook.checksums import Checksums
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.gradients import GradientTap
 from trainwarden_hook.outbox import Outbox
+from trainwarden_hook.pauses import Pauses
 from trainwarden_hook.rows import NS_PER_MS, Row
 from trainwarden_hook.scalars import Scalar, is_bad, scalar
 from trainwarden_hook.wire import Sender, encode
@@ -74,8 +75,11 @@ class StepRecorder:
         self._checksum: Scalar = None
         self._samples: int | None = None
         self._steps = 0
+        self._saved_before_ns = 0
         self.step_ns = 0.0
         self.step = -1
+        self.in_step = False
+        self.pauses = Pauses(self)
 
     def renew(self, environment: Environment) -> None:
         """The same process in another generation; the gap is no step."""
@@ -96,13 +100,16 @@ class StepRecorder:
         save_follows
             A save is due right after this step, so its gradient norms must be known.
         """
+        saved_ns = self.pauses.step_begins()
         self.step = step
+        self.in_step = True
         self.parts = [0, 0, 0, 0]
         self._checkpoint_ns = checkpoint_ns
         self._backward_left_ns = 0
         self._loss = self._norm = self._norm_local = self._samples = None
         self._entered_ns = entered_ns
         self._began_ns = self._ended_ns or entered_ns
+        self._saved_before_ns = min(saved_ns, entered_ns - self._began_ns) if saved_ns else 0
         if not self._cpu_ns:
             self._cpu_ns = time.process_time_ns()
         if self.tap is not None:
@@ -112,6 +119,11 @@ class StepRecorder:
     def forget_gap(self) -> None:
         """What lies between the last step and now was no fetching of data (an evaluation, for example)."""
         self._ended_ns = 0
+        self._cpu_ns = 0
+
+    def begin_gap(self) -> None:
+        """The same, and what comes from now on belongs to the next step."""
+        self._ended_ns = now_ns()
         self._cpu_ns = 0
 
     def backward_left(self, left_ns: int) -> None:
@@ -145,6 +157,7 @@ class StepRecorder:
         duration_ns = ended_ns - self._began_ns
         self.step_ns = 0.9 * self.step_ns + 0.1 * duration_ns if self.step_ns else float(duration_ns)
         self._ended_ns = ended_ns
+        self.in_step = False
         self._steps += 1
         self._carried_ns = now_ns() - ended_ns
         if tap is not None:
@@ -199,6 +212,8 @@ class StepRecorder:
             self._norm,
             tap is not None and tap.partial,
             self._checksum,
+            self._saved_before_ns,
+            self.pauses.step_ends(),
         )
 
     def send_evaluation(self, start_wall_ns: int, duration_ns: int) -> None:

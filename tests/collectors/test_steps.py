@@ -256,6 +256,16 @@ def test_an_evaluation_that_begins_is_known_and_no_dead_letter(tmp_path: Path) -
     assert not board.outlet.letters
 
 
+def test_a_save_that_begins_is_known_until_it_ends(tmp_path: Path) -> None:
+    board, source = built(tmp_path)
+    begins, ends = (datagram("phase", rank=0, phase=phase, step=17) for phase in ("checkpoint", "train"))
+    phases = []
+    for said in (STEP, begins, ends, begins, STEP.replace(b'"phase":"train"', b'"phase":"checkpoint"')):
+        source.handle(said)
+        phases.append(board.context.ranks.layouts()["j"][0].phase)
+    assert phases == ["train", "checkpoint", "train", "checkpoint", "train"], "a step that held a save is over"
+
+
 def test_a_refused_save_is_no_failed_one(tmp_path: Path) -> None:
     board, source = built(tmp_path)
     for error in ("the loss of step 179 is not finite", "No space left on device"):
