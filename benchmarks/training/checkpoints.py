@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training import others, ours
+from benchmarks.training import others, ours, peers
+from benchmarks.training.bars import Bar
 from benchmarks.training.state import Training
 
 STALL_OVER_TORCH_SAVE = 0.1
 OVERLAP_MS_PER_GB = 20.0
 LOCAL_S_PER_GB = 1.0
 PULL_OVER_RAW = 0.8
+STEP_RATIO = 1.05
 MEMORY_RATIO = 2.1
 REPLICA_RATIO = 1.05
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One promise: the figure found, and what it must be at least or at most."""
-
-    name: str
-    found: float
-    limit: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether the figure is on the right side."""
-        return self.found >= self.limit if self.at_least else self.found <= self.limit
 
 
 def measure(state_mb: int, rounds: int, folder: str, dlrover_python: str) -> dict[str, Any]:
@@ -47,8 +33,10 @@ def measure(state_mb: int, rounds: int, folder: str, dlrover_python: str) -> dic
         found["dlrover"] = _dlrover(dlrover_python, Path(place), state_mb, rounds)
     bench = ours.Bench(training)
     try:
+        found["floor_s"] = bench.floor_s(rounds)
         found["at_once_s"] = bench.stall_at_once_s(rounds)
-        found["overlapped"] = bench.stall_overlapped(rounds)
+        found["overlapped"] = bench.stall_overlapped(rounds, spare=1)
+        found["overlapped_full"] = bench.stall_overlapped(rounds, spare=0)
         found["overlapped_equal"] = bench.overlapped_is_equal()
         found["memory_ratio"] = bench.memory_ratio()
         found["restore_local_s"] = bench.restore_local_s(rounds, state_mb)
@@ -64,8 +52,8 @@ def _dlrover(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, 
         return {"why_not": "it was left out (--dlrover-python none)"}
     why_not = ""
     if not python:
-        python, why_not = others.dlrover_interpreter(place)
-    return {"why_not": why_not} if why_not else others.dlrover(python, state_mb, rounds)
+        python, why_not = peers.interpreter("dlrover")
+    return {"why_not": why_not} if why_not else others.dlrover(python, place, state_mb, rounds)
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:
@@ -80,6 +68,7 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         Bar("stall at once / DCP async", at_once / dcp, 1.0),
         Bar("stall overlapped / DCP async", exposed / dcp, 1.0),
         Bar("stall overlapped, ms per GB", exposed * 1e3 / gigabytes, OVERLAP_MS_PER_GB),
+        Bar("step beside an overlapped copy / alone, a core idle", _step_ratio(found["overlapped"]), STEP_RATIO),
         Bar("overlapped equals at once, bit for bit", float(found["overlapped_equal"]), 1.0, at_least=True),
         Bar("memory / state", found["memory_ratio"], MEMORY_RATIO),
         Bar("replica held / state", found["replica"]["held_ratio"], REPLICA_RATIO),
@@ -91,6 +80,31 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         made.insert(4, Bar("stall at once / DLRover", at_once / flash, 1.0))
         made.insert(5, Bar("stall overlapped / DLRover", exposed / flash, 1.0))
     return made
+
+
+def _step_ratio(overlapped: dict[str, list[float]]) -> float:
+    return statistics.median(overlapped["step_s"]) / statistics.median(overlapped["plain_step_s"])
+
+
+def notes(found: dict[str, Any]) -> list[str]:
+    """What stands beside the bars."""
+    floor, at_once = found["floor_s"], statistics.median(found["at_once_s"])
+    middle = {name: statistics.median(times) * 1e3 for name, times in floor.items()}
+    least = statistics.median(found["torch_save_s"]) * STALL_OVER_TORCH_SAVE * 1e3
+    full = found["overlapped_full"]
+    lines = [
+        "the same bytes from memory to prepared shared memory, nothing else, ms: " + _cells(middle),
+        f"a save at once takes {at_once * 1e3:.0f} ms; a tenth of torch.save is {least:.0f} ms",
+        f"no core idle: the step beside the copy takes {_step_ratio(full):.2f} of one alone, exposed stall"
+        f" {statistics.median(full['stall_s']) * 1e3:.0f} ms",
+    ]
+    if "why_not" in found["dlrover"]:
+        lines.append(f"DLRover Flash Checkpoint: not measured, {found['dlrover']['why_not']}")
+    return lines
+
+
+def _cells(middle: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in middle.items())
 
 
 def table(found: dict[str, Any]) -> list[str]:
@@ -110,10 +124,9 @@ def table(found: dict[str, Any]) -> list[str]:
         rows.insert(2, ("DLRover Flash Checkpoint", flash["memory_s"]))
     lines = [f"stall of a save of {gigabytes:.3f} GB, median (min to max) of {found['rounds']} rounds, ms"]
     lines += [f"  {name:32} {middle(t) * 1e3:9.1f}   ({min(t) * 1e3:.1f} to {max(t) * 1e3:.1f})" for name, t in rows]
-    if "why_not" in flash:
-        lines.append(f"  DLRover Flash Checkpoint: not measured, {flash['why_not']}")
+    lines += [f"  {note}" for note in notes(found)]
     lines.append(
-        f"  a step beside which a save is copied: {middle(overlapped['step_s']) * 1e3:.0f} ms,"
+        f"  a step beside which a save is copied, one core left idle: {middle(overlapped['step_s']) * 1e3:.0f} ms,"
         f" without: {middle(overlapped['plain_step_s']) * 1e3:.0f} ms"
     )
     lines.append(

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.training.bars import Bar
+from benchmarks.training.bars import rows as bar_rows
 from benchmarks.training.rail_cluster import RailCluster, wait_for
 from benchmarks.training.rail_ring import RailRing
 from benchmarks.training.rail_stage import Stage, stage
@@ -167,6 +169,21 @@ def summary(result: Row) -> list[Row]:
     return found
 
 
+def bars_of(results: list[Row]) -> list[Bar]:
+    """The promises: p99 where a carrier was lost, the longest return after every other fault."""
+    made = []
+    for result in results:
+        mode = result["mode"]
+        rows = [row for row in result["rows"] if row["kind"] in CARRIER]
+        others = [row["back_ms"] for row in result["rows"] if row["kind"] not in CARRIER]
+        for name, bar in {"named": NAMED_BAR_MS, "gap": GAP_BAR_MS[mode], "back": BACK_BAR_MS}.items():
+            made.append(Bar(f"{mode}: {name}, p99, ms", quantile([row[f"{name}_ms"] for row in rows], 0.99), bar))
+        if others:
+            made.append(Bar(f"{mode}: back after silence, one way, loss, longest, ms", max(others), BACK_BAR_MS))
+        made.append(Bar(f"{mode}: restarts", result["restarts"], 0))
+    return made
+
+
 def verdicts(results: list[Row]) -> list[str]:
     """One line per bar: met or missed, in how many trials; and the same for trials in which the machine let nobody wait long."""
     lines = []
@@ -199,9 +216,12 @@ def main() -> int:
         "--ring", action="store_true", help="a ring over plain sockets instead of torch: starts at once"
     )
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="default: links_ddp.json or links_ring.json of the results")
     given = parser.parse_args()
     if os.geteuid() != 0:
         print("the link benchmark needs root: it makes network namespaces", file=sys.stderr)
+        if given.json is not None and not given.json.exists():
+            given.json.write_text(json.dumps({"bars": [], "notes": ["not measured: it needs root"], "failed": True}))
         return 2
     results = []
     with tempfile.TemporaryDirectory(prefix="twl") as folder, stage(given.nodes) as at:
@@ -230,9 +250,11 @@ def main() -> int:
         "load": load,
         "nodes": given.nodes,
         "summary": table,
+        "bars": bar_rows(bars_of(results)),
+        "notes": [],
         "results": results,
     }
-    RESULTS.with_name(f"links_{job}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (given.json or RESULTS.with_name(f"links_{job}.json")).write_text(json.dumps(kept, indent=1) + "\n")
     return int(any(result["restarts"] for result in results))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import socket
@@ -17,6 +18,8 @@ import torch
 from trainwarden_hook import segments
 from trainwarden_hook.carriers import SaveReport
 from trainwarden_hook.checkpoint import Saver
+from trainwarden_hook.copying import address_of
+from trainwarden_hook.crew import load
 from trainwarden_hook.depot import Depot, Replica
 from trainwarden_hook.layout import Layout, stable_paths
 from trainwarden_hook.memory import Buffers, Stamp
@@ -76,6 +79,35 @@ class Bench:
 
     # -- what is measured
 
+    def floor_s(self, rounds: int) -> dict[str, list[float]]:
+        """The state's bytes from one place in memory to a prepared segment, by the C library and by `crew`, on one and two threads."""
+        size = self.training.size_bytes()
+        source, target = room(size), self._floor_segment(size)
+        crew = load()
+        from_, to = address_of(source), address_of(target)
+        ctypes.memset(from_, 1, size)
+        ways: dict[str, Callable[[], object]] = {
+            "memcpy": lambda: ctypes.memmove(to, from_, size),
+            "memcpy by two threads": lambda: _memmove_by_two(to, from_, size),
+        }
+        if crew is not None:
+            ways["ours by one"] = lambda: crew.copy([(to, from_, size)], 1)
+            ways["ours by two"] = lambda: crew.copy([(to, from_, size)], 2)
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, copy in ways.items():
+                started = time.perf_counter()
+                copy()
+                times[name].append(time.perf_counter() - started)
+        return times
+
+    def _floor_segment(self, size: int) -> memoryview:
+        buffer = Buffers(f"{self.job}floor", NODE, 0).pair[0]
+        buffer.prepare(size)
+        view = buffer.open(size)[:size]
+        segments.unlink_all(f"{self.job}floor", NODE)
+        return view
+
     def stall_at_once_s(self, rounds: int) -> list[float]:
         """Blocking saves with buffers warm."""
         for step in (1, 2):
@@ -87,8 +119,9 @@ class Bench:
             self.wait()
         return times
 
-    def stall_overlapped(self, rounds: int) -> dict[str, list[float]]:
-        """Saves beside a step: stall seen by the training thread, and that step's time over one without a save."""
+    def stall_overlapped(self, rounds: int, spare: int) -> dict[str, list[float]]:
+        """Saves beside a step: stall seen by the training thread, that step's time and one's without a save; ``spare`` cores idle."""
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - spare))
         stalls, steps, plain = [], [], []
         for number in range(rounds):
             plain.append(self.training.step())
@@ -99,6 +132,7 @@ class Bench:
             if not report.ok:
                 raise RuntimeError(report.error)
             stalls.append(report.stall_ms / 1e3)
+        torch.set_num_threads(os.cpu_count() or 1)
         return {"stall_s": stalls, "step_s": steps, "plain_step_s": plain}
 
     def overlapped_is_equal(self) -> bool:
@@ -159,6 +193,14 @@ class Bench:
             ours.append(_in_child(_our_server, payload, lambda told, size: _our_pull(told, header)))
         ratios = [bare / pulled for bare, pulled in zip(raw, ours, strict=True)]
         return {"pull_s": ours, "raw_s": raw, "ratio": statistics.median(ratios)}
+
+
+def _memmove_by_two(to: int, source: int, size: int) -> None:
+    half = size // 2
+    second = threading.Thread(target=ctypes.memmove, args=(to + half, source + half, size - half))
+    second.start()
+    ctypes.memmove(to, source, half)
+    second.join()
 
 
 def _check_equal(fresh: Training) -> None:

@@ -1,8 +1,8 @@
 """kill -9 of one of four ranks, to the first good step of all: our launcher beside plain torchrun, the same work, in one run.
 
 ``torchrun`` and ``ours`` restart all processes in place (the world keeps its four nodes); ours forks them from one that has torch
-imported. With ``in_process`` the survivors keep theirs. Bars: ours below half of torchrun's time, in the process below torchft's
-2.1 s as measured on this kind of machine, no step lost.
+imported. With ``in_process`` the survivors keep theirs. Bars: ours below half of torchrun's time, in the process (all ranks) below
+what torchft's survivors stand (installed from PyPI; where it cannot be, the 2.1 s measured before), no step lost.
 With `--elastic` a job of six nodes loses two (all their processes) and gets them back.
 
     python -m benchmarks.training.recovery --trials 1
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import statistics
@@ -26,6 +25,8 @@ from typing import Any
 from trainwarden_hook.segments import unlink_all
 
 from benchmarks.plain_torchrun import NODES, WARM_STEPS, Steps, start
+from benchmarks.training import peers, torchft_recovery
+from benchmarks.training.bars import Bar, rows
 from tests.hook.cluster import Cluster, wait_for
 from trainwarden.demo.cluster import SCRIPT
 from trainwarden.demo.data import write_held_out, write_shard
@@ -110,23 +111,38 @@ def kill_one(kind: str) -> dict[str, Any]:
 
 
 def side_by_side(trials: int) -> dict[str, Any]:
-    """Alternating trials of both."""
-    runs: dict[str, list[dict[str, Any]]] = {"in_process": [], "ours": [], "torchrun": []}
+    """Alternating trials of all; a peer that does not run here is left out and says why."""
+    runs: dict[str, list[dict[str, Any]]] = {"in_process": [], "ours": [], "torchrun": [], "torchft": []}
+    python, why_not = peers.interpreter("torchft")
     for _ in range(trials):
         for name, made in runs.items():
-            made.append(kill_one(name))
-            print(name, made[-1], flush=True)
+            if name == "torchft" and why_not:
+                continue
+            try:
+                made.append(torchft_recovery.kill_one(python, KILLED) if name == "torchft" else kill_one(name))
+                print(name, made[-1], flush=True)
+            except TimeoutError as error:
+                if name != "torchft":
+                    raise
+                why_not = f"it did not come so far: {error}"[:200]
+    if not runs["torchft"]:
+        del runs["torchft"]
     middle = {name: statistics.median(run["resume_s"] for run in made) for name, made in runs.items()}
-    lost = max(run["steps_lost"] for run in runs["ours"])
-    ratio = middle["ours"] / middle["torchrun"]
-    return {
-        "runs": runs,
-        "median_s": middle,
-        "ratio": ratio,
-        "bar_ratio": BAR_RATIO,
-        "steps_lost": lost,
-        "passed": ratio < BAR_RATIO,
-    }
+    lost = max(run["steps_lost"] for run in runs["ours"] + runs["in_process"])
+    torchft = middle.get("torchft", BAR_IN_PROCESS_S)
+    made_of = "torchft, its survivors' pause" if "torchft" in middle else f"torchft's {BAR_IN_PROCESS_S} s of before"
+    bars = [
+        Bar("in place / torchrun", middle["ours"] / middle["torchrun"], BAR_RATIO),
+        Bar(f"in the process, all ranks, s, beside {made_of}", middle["in_process"], torchft),
+        Bar("steps lost", lost, 0),
+    ]
+    notes = ["seconds to a step of all ranks: " + ", ".join(f"{name} {value:.2f}" for name, value in middle.items())]
+    if "torchft" in runs:
+        back = statistics.median(run["back_s"] for run in runs["torchft"])
+        notes.append(f"torchft's figure is its survivors'; its dead rank is back after {back:.2f} s")
+    if why_not:
+        notes.append(f"torchft: not measured, {why_not}")
+    return {"runs": runs, "median_s": middle, "bars": rows(bars), "notes": notes}
 
 
 class Shrinking:
@@ -195,7 +211,12 @@ def elastic() -> dict[str, Any]:
     apart = [abs(mine[step] - theirs[step]) / theirs[step] for step in sorted(mine)]
     gap = sorted(set(range(max(mine) + 1)) - set(mine))
     found |= {"steps": len(mine), "steps_missing": gap, "worst_loss_deviation": max(apart), "tolerance": LOSS_TOLERANCE}
-    return {**found, "passed": max(apart) <= LOSS_TOLERANCE and not gap and math.isfinite(max(apart))}
+    bars = [
+        Bar("6 → 4 → 6 nodes: loss apart from an undisturbed run, ratio", max(apart), LOSS_TOLERANCE),
+        Bar("steps missing", len(gap), 0),
+    ]
+    notes = [f"a world of 4 after {found['shrink_s']:.0f} s, of 6 after {found['grow_s']:.0f} s"]
+    return {**found, "bars": rows(bars), "notes": notes}
 
 
 def main() -> int:
@@ -211,7 +232,7 @@ def main() -> int:
     known = json.loads(given.json.read_text()) if given.json.exists() else {}
     given.json.parent.mkdir(exist_ok=True)
     given.json.write_text(json.dumps({**known, "elastic" if given.elastic else "kill": found}, indent=1) + "\n")
-    return 0 if found["passed"] else 1
+    return 0 if all(bar["met"] for bar in found["bars"]) else 1
 
 
 if __name__ == "__main__":
