@@ -29,6 +29,7 @@ from collectors.exposition import exposition
 from collectors.files import Files
 from collectors.outbox import Outbox, Sender
 from collectors.peers import PeerLearner
+from collectors.processor import OneProcessor, affinity
 from collectors.ranks import RankBoard
 from collectors.runner import Round, take
 from collectors.sources.mesh import MeshSource
@@ -53,6 +54,8 @@ M_ARENA_MAX = -8
 THIN_ABOVE, THIN_UNTIL = 0.5, 0.05
 """Shares of the spool at which the agent begins to tick slower, and goes back to its usual pace."""
 THIN_FACTOR = 5
+LATE_SOURCES = 3
+"""So many at once do not hang: nobody lets them work."""
 SICK_AFTER_S = 15.0
 """A tick older than this, and than five intervals, is what the liveness probe calls sick."""
 
@@ -94,6 +97,7 @@ class Agent:
         self._families = {family.name: family for source in parts.sources for family in source.families}
         self._jitter_ns = zlib.crc32(node.encode()) % min(JITTER_MAX_MS, max(1, interval_ms // 5)) * NS_PER_MS
         self._parts = parts
+        self.processor: OneProcessor | None = None
         self._round = Round(parts.sources, parts.metrics, interval_ms * DEADLINE_SHARE / 1000)
         self._sending = Worker("tw-sender", self._send_turn, self._sender_failed)
         self._stop_read, self._stop_write = os.pipe()
@@ -159,7 +163,7 @@ class Agent:
         """Sample everything once and publish it."""
         parts = self._parts
         now_ns = parts.clock.now_ns()
-        self._count_missed(now_ns)
+        missed = self._count_missed(now_ns)
         self._pace()
         samples = self._round.collect(now_ns)
         gaps = [gap for sample in samples for gap in sample.gaps]
@@ -176,6 +180,9 @@ class Agent:
         parts.outbox.put(topics.TICKS.name, self._block, tick, Value.TICK)
         self._last = (parts.clock.monotonic_ns(), blocks)
         self._observe_self(now_ns)
+        if self.processor is not None:
+            late = sum(gap.reason == "deadline" for gap in gaps) >= LATE_SOURCES
+            self.processor.keep(self._last[0], late or missed)
         parts.outbox.leave()  # last of all: from here on the sender's thread works, and it needs the interpreter for itself
 
     def _placements(self) -> tuple[Placement, ...]:
@@ -223,11 +230,14 @@ class Agent:
             metrics.set("tw_process_resident_bytes", float(resident_bytes()))
             metrics.set("tw_process_open_files", float(len(os.listdir("/proc/self/fd"))))
 
-    def _count_missed(self, now_ns: int) -> None:
+    def _count_missed(self, now_ns: int) -> bool:
+        """Count grid ticks that were slept through; whether there were any."""
         elapsed = (now_ns - self._last_tick_ns) / (self._interval_ms * NS_PER_MS)
-        if self._last_tick_ns and elapsed > 1.5:
+        missed = self._last_tick_ns > 0 and elapsed > 1.5
+        if missed:
             self._parts.metrics.count("tw_ticks_missed_total", math.floor(elapsed - 0.5))
         self._last_tick_ns = now_ns
+        return missed
 
     def _wait(self, duration_ns: int) -> bool:
         """Sleep; true when the agent is to stop. The clock may be stepped meanwhile: no sleep is longer than an interval."""
@@ -348,6 +358,7 @@ def run(config: Config) -> None:
     """
     one_heap()
     agent = build(config, SystemClock())
+    agent.processor = OneProcessor(affinity())
     page = None
     before = {number: signal.signal(number, _stopper(agent)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -127,7 +128,7 @@ class NvmlSource(Source):
         return {
             "library": wanted.library, "prefix": wanted.symbol_prefix, "every_s": wanted.every_s, "medium_s": wanted.medium_s,
             "slow_s": wanted.slow_s, "gpm": wanted.activity, "events": wanted.events, "columns": NAMES,
-            "part_columns": INSTANCE_SIGNALS, "names": {},
+            "part_columns": INSTANCE_SIGNALS, "names": {}, "processors": sorted(os.sched_getaffinity(os.getpid())),
         }  # fmt: skip
 
     def _devices_present(self) -> bool:

@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from collectors.asking import Question
 from collectors.base import Context, Family, Row, Sample, Source, family
+from collectors.devices import Devices
 from collectors.files import Files
 from collectors.network import ethtool, modules, optics
 from collectors.network.counters import Deltas
@@ -25,6 +27,7 @@ NET = "/sys/class/net"
 LOOK_EVERY_NS = 60 * NS_PER_S
 UNSUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.EPERM}
 RETRY_NS = 3600 * NS_PER_S
+STATISTICS_WAIT_S, OPTICS_WAIT_S = 5.0, 30.0
 MODULE_LABEL = re.compile(r"module|front panel", re.IGNORECASE)
 
 PORT = family(
@@ -71,8 +74,9 @@ PORT = family(
 
 
 class EthtoolSource(Source):
-    """One row per interface with a device behind it. Drivers are asked by ioctl in threads of their own, for these take the lock of all
-    interfaces and may hang with a sick adapter; optics are asked once a minute, for each answer is a slow bus transaction.
+    """One row per interface with a device behind it. Drivers are asked by ioctl beside the agent, each port by itself: one that hangs
+    keeps a thread, and has a gap ``statistics_hung:ens1`` and no row; the others are read. Optics are asked once a minute, for each
+    answer is a slow bus transaction. (Where a driver hangs with the kernel's lock of all interfaces in hand, every port hangs.)
     """
 
     name: ClassVar[str] = "ethtool"
@@ -93,10 +97,15 @@ class EthtoolSource(Source):
         self.ask: ethtool.Ask | None = ethtool.Kernel() if context.files.live else None
         self.read_page: modules.ReadPage | None = modules.Netlink() if context.files.live else None
         self._files = Files(Path(context.files.root or "/"), context.clock)
-        self._statistics = Question("ethtool", context.clock, settings.every_s, lambda: self._each(self._counted))
-        self._optics = Question(
-            "optics", context.clock, settings.optics_every_s or 60.0, lambda: self._each(self._seen)
+        optics_every_s = settings.optics_every_s or 60.0
+        self._ports: Devices[Row] = Devices(
+            lambda name: partial(self._answer, self._counted, name), min(STATISTICS_WAIT_S, settings.every_s / 2)
         )
+        self._modules: Devices[Row] = Devices(
+            lambda name: partial(self._answer, self._seen, name), min(OPTICS_WAIT_S, optics_every_s / 2)
+        )
+        self._statistics = Question("ethtool", context.clock, settings.every_s, lambda: self._each(self._ports))
+        self._optics = Question("optics", context.clock, optics_every_s, lambda: self._each(self._modules))
         self._deltas = Deltas()
         self._plans: dict[tuple[str, int], list[Place]] = {}
         self._refused_ns: dict[tuple[str, str], int] = {}
@@ -135,6 +144,8 @@ class EthtoolSource(Source):
         return self._statistics.settle(timeout_s) and self._optics.settle(timeout_s)
 
     def close(self) -> None:
+        for devices in (self._ports, self._modules):
+            devices.close()
         if isinstance(self.ask, ethtool.Kernel):
             self.ask.close()
         if isinstance(self.read_page, modules.Netlink):
@@ -151,16 +162,17 @@ class EthtoolSource(Source):
     def _wanted(self, name: str) -> bool:
         return bool(self.context.files.names(f"{NET}/{name}/device") or self._also.fullmatch(name))
 
-    def _each(self, read: Callable[[ethtool.Ask, str], dict[str, float]]) -> dict[str, Row]:
-        """In the thread of a question: a row of each interface; one that fails costs only its own."""
+    def _each(self, devices: Devices[Row]) -> dict[str, Row]:
+        """In the thread of a question: a row of each port that answers in time."""
+        return devices.read(list(self._interfaces))
+
+    def _answer(self, read: Callable[[ethtool.Ask, str], Row], name: str) -> Row:
+        """In a thread that the port may keep."""
         assert self.ask is not None
-        found: dict[str, Row] = {}
-        for name in list(self._interfaces):
-            try:
-                found[name] = read(self.ask, name)
-            except OSError:
-                continue  # gone, or in another network namespace: the row stays empty
-        return found
+        try:
+            return read(self.ask, name)
+        except OSError:
+            return {}  # gone, or in another network namespace: the row stays empty
 
     def _counted(self, ask: ethtool.Ask, name: str) -> dict[str, float]:
         now_ns = self.context.clock.monotonic_ns()
@@ -212,12 +224,16 @@ class EthtoolSource(Source):
             return None
 
     def _gaps(self) -> tuple[Gap, ...]:
-        limits = (
-            (self._statistics, "statistics", self.settings.every_s),
-            (self._optics, "optics", self.settings.optics_every_s),
+        parts = (
+            ("statistics", self._statistics, self._ports, self.settings.every_s),
+            ("optics", self._optics, self._modules, self.settings.optics_every_s),
         )
-        hung = [
-            Gap(self.name, f"{what}_hung") for question, what, every_s in limits if question.waiting_s > 2 * every_s
-        ]
-        failed = [Gap(self.name, f"{what}_error") for question, what, _ in limits if question.error is not None]
-        return tuple(hung + failed)
+        found: list[Gap] = []
+        for what, question, devices, every_s in parts:
+            if question.waiting_s > 2 * every_s:
+                found.append(Gap(self.name, f"{what}_hung"))
+            elif not question.open:
+                found += [Gap(self.name, f"{what}_{gap.reason}") for gap in devices.gaps(self.name)]
+            if question.error is not None:
+                found.append(Gap(self.name, f"{what}_error"))
+        return tuple(found)
