@@ -1,4 +1,4 @@
-"""The stream worker on Faust: the only module that imports faust and aiokafka.
+"""The stream worker on Faust: the only module that imports faust.
 
 Raw records come in through a plain consumer inside the Faust application (20 times cheaper per message than a Faust stream); verdicts
 and actions are Faust agents, the correlator's clock is a Faust timer, and Faust's web server carries health and self-metrics.
@@ -18,12 +18,12 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import faust
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams import state
@@ -31,16 +31,28 @@ from streams.detect import Pipeline
 from streams.health import WorkerHealth
 from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
-from streams.stage import OWNER, Captured, CorrelatorStage, CutResult, Output, RawStage
+from streams.reading import (
+    SILENCE_MS,
+    addresses,
+    assign,
+    consumer_of,
+    message_of,
+    partition_at,
+    partitions_of,
+    positions_of,
+    read_all,
+)
+from streams.stage import WHOLE, Captured, CorrelatorStage, CutResult, Output, RawStage
+from streams.units import Unit, deck
 from trainwarden.bus import Message, connect
 from trainwarden.bus.dead import fitting
 from trainwarden.bus.security import Security, security_of
 from trainwarden.clock import NS_PER_MS, Clock, SystemClock
 from trainwarden.config import Config
-from trainwarden.errors import ConfigError, DecodeError, TrainwardenError, UnavailableError
+from trainwarden.errors import DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import DeadLetter, FrameCut, StateSnapshot, decode_as, encode
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import ACTIONS, ALL, CUTS, DEAD, INCIDENTS, RAW, STATE, VERDICTS
+from trainwarden.topics import ACTIONS, CUTS, DEAD, INCIDENTS, RAW, STATE, SUMMARIES, TICKS, UNITS, VERDICTS, needed
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +66,10 @@ SNAPSHOT_SHARE, SNAPSHOT_LATEST_S = 0.02, 120.0
 SLOW_FRAME_MS = 20.0
 """Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
 REPEAT_PATIENCE_S = 5.0
+COMMIT_S = 1.0
+READ_ROUNDS, READ_RECORDS = 20, 5000
+"""So much is read before a cut, at most."""
 RECENT_VERDICTS_S = 60
-SILENCE_MS = 150
 STOP_S = 1.5
 STOP_LIMIT_S = 2.8
 """Libraries that wait for a broker which is gone are not waited for: a worker may be killed at any time without loss."""
@@ -66,6 +80,7 @@ class Outlet:
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._cluster = config.cluster
+        self._topics = needed(config.streams.stages)
         self._clock = clock
         self._bus = connect(config.kafka)
         self._producer = AIOKafkaProducer(
@@ -120,37 +135,62 @@ class Outlet:
         """A broker that forgot everything would make up topics with a single partition on the next send."""
         try:
             await asyncio.to_thread(self._bus.wait_ready, 1.0)
-            await asyncio.to_thread(self._bus.ensure_topics, ALL)
+            await asyncio.to_thread(self._bus.ensure_topics, self._topics)
         except TrainwardenError as error:
             log.warning("topics are not there yet: %s", error)
 
 
+Past = Callable[[str, int], Awaitable[list[Message]]]
+"""Everything on a topic as of now, from an offset on."""
+
+
 class RawService:
-    """Reads raw topics, cuts, detects, publishes, commits: one leadership from assignment to revocation."""
+    """Reads raw topics, cuts, detects, publishes, commits: one leadership, or one unit, from assignment to revocation.
+
+    `past` may hand out what it read before to several units that begin at once.
+    """
 
     def __init__(
         self,
         config: Config,
         outlet: Outlet,
-        correlator: CorrelatorStage,
+        correlator: CorrelatorStage | None,
         metrics: Metrics,
         clock: Clock,
         pulse: Pulse,
+        unit: Unit | None = None,
+        past: Past | None = None,
     ) -> None:
         self._config = config
+        self._past = past or (lambda topic, start: read_all(config, topic, start))
+        self._places = unit.places if unit is not None else tuple(topic.name for topic in RAW)
+        self._group = unit_group(config, unit) if unit is not None else config.streams.group
         self._outlet = outlet
         self._pulse = pulse
         self._correlator = correlator
         self._metrics = metrics
         self._clock = clock
-        self._stage = RawStage(config, Pipeline(config, metrics=metrics), clock, uuid.uuid4().hex[:8], metrics)
+        pipeline = unit.pipeline(config, metrics) if unit is not None else Pipeline(config, metrics=metrics)
+        role = unit.role if unit is not None else WHOLE
+        self._stage = RawStage(config, pipeline, clock, uuid.uuid4().hex[:8], metrics, role)
         self._cuts_position: int | None = None
         self._frame_ms = 0.0
         self._settled = True
+        self._cutting = asyncio.Lock()
+        self._fresh = False
+        self._next_commit_s = 0.0
         self._saving: asyncio.Task[None] | None = None
         self._next_snapshot_s = 0.0
         self.ready = asyncio.Event()
         self.paused = False
+        self.given_away = False
+        """Whether another worker has this unit by now: what would be saved at the end, nobody reads."""
+
+    async def settle(self) -> None:
+        """Cut no more, and come back when the last cut is on its topics."""
+        self.paused = True
+        async with self._cutting:
+            pass
 
     @property
     def disabled(self) -> Mapping[str, str]:
@@ -159,42 +199,52 @@ class RawService:
 
     async def run(self) -> None:
         """Lead until cancelled; a clean end leaves a snapshot, so that the next start is quick. Raises `StoodStill`."""
-        async with _consumer(self._config, self._config.streams.group) as consumer:
-            await _assign(consumer, [topic.name for topic in RAW])
+        async with consumer_of(self._config, self._group) as consumer:
+            await assign(consumer, self._places)
             await self._resume(consumer)
             self.ready.set()
-            log.info("worker leads: reading %s", ", ".join(topic.name for topic in RAW))
+            log.info("worker leads %s: reading %s", self._stage.role.owner, ", ".join(self._places))
             try:
                 await self._loop(consumer)
             finally:
                 if self._saving is not None:
                     self._saving.cancel()
                 with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-                    await asyncio.wait_for(asyncio.shield(self._save(consumer)), STOP_S / 2)
+                    if not self.given_away:
+                        await asyncio.wait_for(asyncio.shield(self._save(consumer)), STOP_S / 2)
 
     async def _resume(self, consumer: Any) -> None:
-        refuse = self._correlator.refuse
-        snapshots = _readable(StateSnapshot, await read_all(self._config, STATE.name), refuse)
-        known = state.newest(OWNER, snapshots)
+        owner = self._stage.role.owner
+        snapshots = _readable(StateSnapshot, self._own(await self._past(STATE.name, 0)), self._refuse)
+        known = state.newest(owner, snapshots)
         cuts_from = known.positions.get(f"{CUTS.name}/0", 0) if known is not None else 0
-        messages = await read_all(self._config, CUTS.name, cuts_from)
+        messages = await self._past(CUTS.name, cuts_from)
         self._cuts_position = messages[-1].offset + 1 if messages else cuts_from
-        resume = state.resume_from(OWNER, snapshots, _readable(FrameCut, messages, refuse))
+        resume = state.resume_from(owner, snapshots, _readable(FrameCut, messages, self._refuse))
         for place, offset in self._stage.resume(resume).items():
             topic, _, partition = place.rpartition("/")
             consumer.seek(TopicPartition(topic, int(partition)), offset)
         await self._repeat(consumer)
 
+    def _own(self, snapshots: list[Message]) -> list[Message]:
+        """Those of this unit; who does it all looks at everything, and puts aside what nobody can read."""
+        prefix = f"{self._stage.role.owner}/".encode()
+        return snapshots if self._stage.role is WHOLE else [m for m in snapshots if m.key.startswith(prefix)]
+
+    def _refuse(self, message: Message, reason: str) -> None:
+        if self._correlator is not None:
+            self._correlator.refuse(message, reason)
+
     async def _repeat(self, consumer: Any) -> None:
         """Repeat the recorded cuts, for as long as their messages keep coming."""
         loop = asyncio.get_running_loop()
-        deadline_s, reached = loop.time() + REPEAT_PATIENCE_S, await _positions(consumer)
+        deadline_s, reached = loop.time() + REPEAT_PATIENCE_S, await positions_of(consumer)
         results = self._stage.take(())
         while self._stage.catching_up or results:
             for result in results:
                 await self._deliver(result)
             before, results = reached, await self._read(consumer, wait_ms=50)
-            reached = await _positions(consumer)
+            reached = await positions_of(consumer)
             results += self._stage.reached(reached)
             if results or reached != before:
                 deadline_s = loop.time() + REPEAT_PATIENCE_S
@@ -211,10 +261,17 @@ class RawService:
             next_cut_s = max(next_cut_s + cut_s, loop.time())
             if self.paused:
                 continue
-            await self._read(consumer, wait_ms=0)
-            await self._cut()
+            async with self._cutting:
+                await self._read(consumer, wait_ms=0)
+                if not await self._read_up(consumer):
+                    continue
+                await self._cut()
+                while self._stage.more(self._stage.last_cut_ns) and not self.paused:
+                    await self._cut()
             self._note_lag(consumer)
-            await self._commit(consumer)
+            if loop.time() >= self._next_commit_s:
+                self._next_commit_s = loop.time() + COMMIT_S
+                await self._commit(consumer)
             if self._saving is not None and self._saving.done():
                 self._saving.result()
                 self._saving = None
@@ -224,12 +281,32 @@ class RawService:
     async def _read(self, consumer: Any, wait_ms: int) -> list[CutResult]:
         """Everything the consumer holds now (bounded), into the stage."""
         results: list[CutResult] = []
-        for _ in range(20):
-            batches = await consumer.getmany(timeout_ms=wait_ms, max_records=5000)
+        for _ in range(READ_ROUNDS):
+            batches = await consumer.getmany(timeout_ms=wait_ms, max_records=READ_RECORDS)
             if not batches:
                 break
-            results.extend(self._stage.take(_message(record) for records in batches.values() for record in records))
+            self._fresh = self._fresh or any(place.topic == SUMMARIES.name for place in batches)
+            results.extend(self._stage.take(message_of(record) for records in batches.values() for record in records))
         return results
+
+    async def _read_up(self, consumer: Any) -> bool:
+        """Steps and logs that lay on the broker before a summary was read are read before its grid point can be closed; partitions are
+        fetched each in its own time. False when the broker cannot say how much there is."""
+        if not self._fresh:
+            return True
+        raw = [place for place in consumer.assignment() if place.topic != SUMMARIES.name]
+        try:
+            ends = await consumer.end_offsets(raw)
+        except KafkaError as error:
+            log.warning("nothing is cut before the broker answers: %s", type(error).__name__)
+            return False
+        for _ in range(READ_ROUNDS):
+            if all([await consumer.position(place) >= end for place, end in ends.items()]):
+                break
+            batches = await consumer.getmany(*raw, timeout_ms=SILENCE_MS, max_records=READ_RECORDS)
+            self._stage.take(message_of(record) for records in batches.values() for record in records)
+        self._fresh = False
+        return True
 
     async def _cut(self) -> None:
         now_ns = self._clock.now_ns()
@@ -245,7 +322,7 @@ class RawService:
 
     async def _deliver(self, result: CutResult) -> None:
         self._pulse.check()
-        if result.frame is not None:
+        if result.frame is not None and self._correlator is not None:
             self._correlator.correlator.on_frame(result.frame)
         offsets = await self._outlet.deliver(result.outputs)
         self._stage.delivered(result, self._clock.now_ns())
@@ -254,17 +331,19 @@ class RawService:
 
     def _note_lag(self, consumer: Any) -> None:
         ends = {f"{p.topic}/{p.partition}": consumer.highwater(p) for p in consumer.assignment()}
-        for topic, records in lag(ends, self._stage.positions).items():
+        unread = lag(ends, self._stage.positions)
+        self._stage.note_lag(unread)
+        for topic, records in unread.items():
             self._metrics.set("tw_lag_records", records, topic=topic)
 
     async def _commit(self, consumer: Any) -> None:
         """For lag monitors only: the truth about positions is in the snapshot and the cuts."""
-        positions = {_partition(place): offset for place, offset in self._stage.positions.items()}
+        positions = {partition_at(place): offset for place, offset in self._stage.positions.items()}
         try:
             if positions:
                 await asyncio.wait_for(consumer.commit(positions), 5.0)
         except (KafkaError, TimeoutError) as error:
-            log.warning("positions of group %s were not stored: %s", self._config.streams.group, type(error).__name__)
+            log.warning("positions of group %s were not stored: %s", self._group, type(error).__name__)
 
     async def _save(self, consumer: Any) -> None:
         """The state is captured between two cuts and beside the event loop: with thousands of nodes it is hundreds of megabytes."""
@@ -307,7 +386,7 @@ class Application:
         self._own_health = WorkerHealth(config, metrics)
         self._raw: RawService | None = None
         self._leading: asyncio.Task[None] | None = None
-        self.app = _faust_app(config)
+        self.app = self._made()
         self._declare()
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -318,7 +397,7 @@ class Application:
             await self._until(stopping)
         finally:
             try:
-                await self._end_lead()
+                await self._end()
             finally:  # else the next start finds its port taken by this one
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.app.stop(), STOP_S)
@@ -329,10 +408,10 @@ class Application:
         broken = asyncio.ensure_future(self.app.wait_until_stopped())
         beating = asyncio.ensure_future(self._beat())
         while not ending.done():
-            tasks = {ending, broken} | ({self._leading} if self._leading is not None else set())
-            await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            if self._leading is not None and self._leading.done() and not self._leading.cancelled():
-                self._leading.result()
+            await asyncio.wait({ending, broken, *self._working()}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for work in self._working():
+                if work.done() and not work.cancelled():
+                    work.result()
             if broken.done():
                 break
         for task in (ending, broken, beating):
@@ -340,10 +419,17 @@ class Application:
         if not stopping.is_set() and self.app.crash_reason is not None:
             raise self.app.crash_reason
 
+    def _working(self) -> Iterable[asyncio.Task[None]]:
+        """What may not end by itself."""
+        return [self._leading] if self._leading is not None else []
+
     async def _beat(self) -> None:
         while True:
             self._pulse.beat()
             await asyncio.sleep(BEAT_S)
+
+    def _made(self) -> Any:
+        return faust_app(self._config)
 
     def _declare(self) -> None:
         app = self.app
@@ -359,15 +445,10 @@ class Application:
 
     async def _consume(self, stream: Any) -> None:
         async for event in stream.events():
-            self._take(_message(event.message))
+            self._take(message_of(event.message))
 
     def _take(self, message: Message) -> None:
-        """An exception in an agent loses what it read, and one at the start keeps every worker from leading: all are caught and told."""
-        try:
-            self._correlator.take(message)
-        except Exception as error:
-            log.exception("message %s offset %d could not be handled", message.place, message.offset)
-            self._correlator.refuse(message, f"the correlator failed on it: {error!r}")
+        hear(self._correlator, message)
 
     async def _tick(self) -> None:
         if self._raw is None or not self._raw.ready.is_set() or self._raw.paused or self._pulse.stood_still:
@@ -419,6 +500,9 @@ class Application:
         self._raw = RawService(self._config, self._outlet, self._correlator, self._metrics, self._clock, self._pulse)
         await self._raw.run()
 
+    async def _end(self) -> None:
+        await self._end_lead()
+
     async def _end_lead(self) -> None:
         leading, self._leading, self._raw = self._leading, None, None
         if leading is not None:
@@ -437,6 +521,20 @@ class Application:
 
     async def _page(self, request: Any) -> Any:
         return self.app.web.text(self._metrics.page())
+
+
+def hear(correlator: CorrelatorStage, message: Message) -> None:
+    """An exception in an agent loses what it read, and one at the start keeps every worker from leading: all are caught and told."""
+    try:
+        correlator.take(message)
+    except Exception as error:
+        log.exception("message %s offset %d could not be handled", message.place, message.offset)
+        correlator.refuse(message, f"the correlator failed on it: {error!r}")
+
+
+def unit_group(config: Config, unit: Unit) -> str:
+    """Group under which a unit's positions are stored: several units read the same topics."""
+    return f"{config.streams.group}.{unit.name.replace('/', '.')}"
 
 
 def run(config: Config) -> None:
@@ -464,14 +562,30 @@ async def _serve(config: Config) -> None:
     while not stopping.is_set() and await _broker_ready(config, stopping):
         try:
             metrics.set("tw_up", 1)
-            await Application(config, metrics, clock).run(stopping)
+            await (await _application(config, metrics, clock)).run(stopping)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-                raise UnavailableError(
-                    f"streams.web_listen {config.streams.web_listen}: {os.strerror(error.errno)}: free it or set another"
-                ) from None
+            _raise_hopeless(config, error)
             log.exception("the stream application broke off and starts again")
             await asyncio.sleep(1.0)
+
+
+def _raise_hopeless(config: Config, error: Exception) -> None:
+    """What no new start mends is the operator's."""
+    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+        raise UnavailableError(
+            f"streams.web_listen {config.streams.web_listen}: {os.strerror(error.errno)}: free it or set another"
+        ) from None
+    if isinstance(error, UnavailableError) and "partitions" in str(error):
+        raise error
+
+
+async def _application(config: Config, metrics: Metrics, clock: Clock) -> Application:
+    if config.streams.stages == 1:
+        return Application(config, metrics, clock)
+    from streams.dealing import UnitsApplication
+
+    counts = await partitions_of(config, (TICKS.name, UNITS.name))
+    return UnitsApplication(config, metrics, clock, deck(counts[TICKS.name], counts[UNITS.name]))
 
 
 def _stop(stopping: asyncio.Event) -> None:
@@ -490,7 +604,7 @@ async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
     while not stopping.is_set():
         try:
             await asyncio.to_thread(bus.wait_ready, 1.0)
-            await asyncio.to_thread(bus.ensure_topics, ALL)
+            await asyncio.to_thread(bus.ensure_topics, needed(config.streams.stages))
             return True
         except UnavailableError as error:
             if "partitions" in str(error):
@@ -501,49 +615,11 @@ async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
     return False
 
 
-async def read_all(config: Config, topic: str, start: int = 0, since_ms: int | None = None) -> list[Message]:
-    """Everything on a topic as of now, from offset `start` or from a time on. The end that a broker reports may be too low (Tansu):
-    it is the least that is read, and silence decides."""
-    messages: list[Message] = []
-    async with _consumer(config, None) as consumer:
-        partitions = await _assign(consumer, [topic])
-        ends = await consumer.end_offsets(partitions)
-        for partition in partitions:
-            consumer.seek(
-                partition,
-                start if since_ms is None else await _offset_at(consumer, partition, since_ms, ends[partition]),
-            )
-        while True:
-            batches = await consumer.getmany(timeout_ms=SILENCE_MS)
-            messages.extend(_message(record) for records in batches.values() for record in records)
-            if not batches and all([await consumer.position(p) >= ends[p] for p in partitions]):
-                return [m for m in messages if since_ms is None or m.timestamp_ms >= since_ms]
-
-
-async def _offset_at(consumer: Any, partition: TopicPartition, since_ms: int, end: int) -> int:
-    """First offset not older than `since_ms`; a broker that cannot tell makes us read from the beginning."""
-    try:
-        found = (await consumer.offsets_for_times({partition: since_ms}))[partition]
-    except KafkaError:
-        return 0
-    return int(found.offset) if found is not None else end
-
-
-def addresses(config: Config) -> tuple[str, ...]:
-    """Bootstrap addresses of the configured Kafka."""
-    scheme, _, rest = config.kafka.url.partition("://")
-    if scheme != "kafka" or not rest:
-        raise ConfigError(
-            f"kafka.url: {config.kafka.url!r}: the worker reads from a broker, expected kafka://host:port[,host:port]"
-        )
-    return tuple(rest.split(","))
-
-
-def _faust_app(config: Config) -> Any:
+def faust_app(config: Config, group: str = "correlator") -> Any:
     host, _, port = config.streams.web_listen.rpartition(":")
     os.environ.setdefault("FAUST_LOOP", "aio")
     return faust.App(
-        f"{config.streams.group}.correlator",
+        f"{config.streams.group}.{group}",
         broker=[f"kafka://{address}" for address in addresses(config)],
         broker_credentials=_credentials(security_of(config.kafka)),
         autodiscover=False,
@@ -578,36 +654,6 @@ def _credentials(security: Security) -> Any:
             ssl_context=security.context,
         )
     return faust.SSLCredentials(security.context)
-
-
-def _consumer(config: Config, group: str | None) -> Any:
-    return AIOKafkaConsumer(
-        bootstrap_servers=list(addresses(config)),
-        group_id=group,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        fetch_max_wait_ms=100,
-        max_partition_fetch_bytes=4 * 1024 * 1024,
-        metadata_max_age_ms=30_000,
-        retry_backoff_ms=100,
-        **security_of(config.kafka).options(),
-    )
-
-
-async def _assign(consumer: Any, topics: Sequence[str]) -> list[TopicPartition]:
-    """Take all partitions of these topics, without joining a group: one leader reads everything."""
-    await consumer._client.force_metadata_update()
-    partitions = [
-        TopicPartition(topic, number)
-        for topic in topics
-        for number in sorted(consumer.partitions_for_topic(topic) or ())
-    ]
-    consumer.assign(partitions)
-    return partitions
-
-
-async def _positions(consumer: Any) -> dict[str, int]:
-    return {f"{p.topic}/{p.partition}": await consumer.position(p) for p in consumer.assignment()}
 
 
 def lag(ends: Mapping[str, int | None], positions: Mapping[str, int]) -> dict[str, int]:
@@ -648,14 +694,3 @@ def _scratch(config: Config) -> Path:
             f"streams.data_directory {data}: cannot be made ({error.strerror}): let the worker write there, or set another run_dir"
         ) from None
     return data
-
-
-def _message(record: Any) -> Message:
-    return Message(
-        record.topic, record.partition, record.offset, record.key or b"", record.value or b"", record.timestamp
-    )
-
-
-def _partition(place: str) -> TopicPartition:
-    topic, _, number = place.rpartition("/")
-    return TopicPartition(topic, int(number))

@@ -74,10 +74,14 @@ class BlockAligner(Aligner):
 
 
 class Merger(Aligner):
-    """An aligner whose ticks are made of summaries. One cut gives one frame; `more` says whether another one is due at once."""
+    """An aligner whose ticks are made of summaries. One cut gives one frame; `more` says whether another one is due at once.
 
-    def __init__(self, settings: AlignSettings, metrics: Metrics | None = None) -> None:
+    `blocks` is how many there are: a cold start waits for the first word of each, since it cannot know which of them have nodes.
+    """
+
+    def __init__(self, settings: AlignSettings, metrics: Metrics | None = None, blocks: int = 0) -> None:
         super().__init__(settings, metrics)
+        self._expected_blocks = blocks
         self._names = Names()
         self._blocks: dict[int, _Block] = {}
         self._cells: dict[int, dict[int, Summary]] = {}
@@ -171,8 +175,8 @@ class Merger(Aligner):
         if at_ns is None:
             return None
         waited_ns = now_ns - self._opened_ns[at_ns]
-        if not self._closed_ns and waited_ns < self.settings.lateness_ms * NS_PER_MS:
-            return None  # nobody knows yet how many blocks there are
+        if not self._closed_ns and waited_ns < self._first_wait_ns:
+            return None
         forget_ns = int(self.settings.forget_s * NS_PER_S)
         here = self._cells[at_ns]
         # a block that is past this cell has nothing for it
@@ -182,6 +186,13 @@ class Merger(Aligner):
             if number not in here and block.last_at_ns < at_ns and now_ns - block.arrived_at_ns < forget_ns
         ]
         return at_ns if not missing or waited_ns >= PATIENCE_NS else None
+
+    @property
+    def _first_wait_ns(self) -> int:
+        """How long the very first cell stays open: until it is known which blocks speak."""
+        if not self._expected_blocks:
+            return self.settings.lateness_ms * NS_PER_MS
+        return PATIENCE_NS if len(self._blocks) < self._expected_blocks else 0
 
     def _emit(self, at_ns: int) -> Frame:
         cell = self._cells.pop(at_ns)

@@ -7,16 +7,19 @@ of them could be split by node and still say the same; by detector they are spli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from streams.detect import Pipeline
 from streams.merge import BlockAligner, Merger
 from streams.stage import Role
 from trainwarden.config import Config
+from trainwarden.errors import UnavailableError
 from trainwarden.records import Catalog, LogEvent, Record, StepReport, Summary, Tick, TopologyEvent
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import CATALOG, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY
+from trainwarden.topics import CATALOG, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY, UNITS
 
 SHARES: dict[str, frozenset[str]] = {
     "relation": frozenset({"relation"}),
@@ -26,6 +29,31 @@ SHARES: dict[str, frozenset[str]] = {
 }
 """Detectors of a second-stage unit, about equally dear; what no unit names is the last one's, `REST`."""
 REST = "jobs"
+
+
+DECK = (
+    "share/relation",
+    "share/lines",
+    "block/0",
+    "block/1",
+    "block/2",
+    f"share/{REST}",
+    "block/3",
+    "share/links",
+    "share/trends",
+)
+"""Units of the first partitions of the unit topic; further blocks follow."""
+
+
+class UnitMetrics(Metrics):
+    """Self-metrics of a worker's part: each carries the name of the unit, and goes with it."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__("worker")
+        self._unit = unit
+
+    def _key(self, name: str, labels: Mapping[str, str]) -> Any:
+        return super()._key(name, {**labels, "unit": self._unit})
 
 
 @dataclass(frozen=True)
@@ -38,11 +66,19 @@ class Unit:
         What it reads: topics, or "topic/partition".
     share
         Which detectors it runs, empty for a block.
+    blocks
+        How many blocks a share puts together; 0: it is not known.
     """
 
     role: Role
     places: tuple[str, ...]
     share: str = ""
+    blocks: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the unit in cuts, snapshots and metrics."""
+        return self.role.owner
 
     @property
     def correlates(self) -> bool:
@@ -51,7 +87,7 @@ class Unit:
 
     def pipeline(self, config: Config, metrics: Metrics) -> Pipeline:
         """The unit's computation."""
-        aligner = Merger if self.share else BlockAligner
+        aligner = partial(Merger, blocks=self.blocks) if self.share else BlockAligner
         return Pipeline(config, metrics=metrics, aligner=aligner, only=self.runs)
 
     def runs(self, detector: str) -> bool:
@@ -64,7 +100,34 @@ class Unit:
 def units(blocks: int = TICKS.partitions) -> tuple[Unit, ...]:
     """All units of a cluster whose ticks lie in so many partitions, the dearest first."""
     shares = ("relation", "lines", REST, "trends", "links")
-    return (*map(_share, shares), *map(_block, range(blocks)))
+    return (*(_share(name, blocks) for name in shares), *map(_block, range(blocks)))
+
+
+def deck(blocks: int, partitions: int) -> tuple[Unit, ...]:
+    """The unit of each partition of the unit topic; partitions beyond the last unit have none.
+
+    A partition keeps its unit when partitions are added to the ticks. The order is one in which two workers have about the same to do,
+    whether partitions are dealt to them in turn or a second one takes over the first half of what the first one had.
+
+    Raises
+    ------
+    UnavailableError
+        There are fewer partitions than units.
+
+    Examples
+    --------
+    >>> [unit.name for unit in deck(4, 9)]  # doctest: +NORMALIZE_WHITESPACE
+    ['share/relation', 'share/lines', 'block/0', 'block/1', 'block/2', 'share/jobs', 'block/3', 'share/links', 'share/trends']
+    """
+    found = {unit.name: unit for unit in units(blocks)}
+    if partitions < len(found):
+        raise UnavailableError(
+            f"topic {UNITS.name} has {partitions} partitions, {len(found)} are needed, one for each unit: {len(found) - blocks} shares, "
+            f"and a block for each of the {blocks} partitions of {TICKS.name}: add them "
+            f"(kafka-topics.sh --alter --topic {UNITS.name} --partitions {len(found)})"
+        )
+    first = [found.pop(name) for name in DECK if name in found]
+    return (*first, *found.values())
 
 
 def dealt(work: Sequence[Unit], workers: int) -> list[list[Unit]]:
@@ -83,11 +146,11 @@ def _block(number: int) -> Unit:
     return Unit(Role(f"block/{number}", reads, number), (f"{TICKS.name}/{number}", CATALOG.name, TOPOLOGY.name))
 
 
-def _share(name: str) -> Unit:
+def _share(name: str, blocks: int) -> Unit:
     reads: dict[str, type[Record]] = {
         SUMMARIES.name: Summary,
         STEPS.name: StepReport,
         LOGS.name: LogEvent,
         TOPOLOGY.name: TopologyEvent,
     }
-    return Unit(Role(f"share/{name}", reads), tuple(reads), name)
+    return Unit(Role(f"share/{name}", reads), tuple(reads), name, blocks)

@@ -31,6 +31,7 @@ TICKS = Topic("tw.ticks", "node block", "Tick", partitions=4, retention_ms=6 * 3
 LOGS = Topic("tw.logs", "node block", "LogEvent", partitions=4)
 STEPS = Topic("tw.steps", "job", "StepReport", partitions=4, retention_ms=6 * 3600 * 1000)
 SUMMARIES = Topic("tw.summaries", "block", "Summary", partitions=4, retention_ms=6 * 3600 * 1000)
+UNITS = Topic("tw.units", "nothing", "nothing: who is assigned a partition has that unit", partitions=9)
 CATALOG = Topic("tw.catalog", "catalog_id", "Catalog", compacted=True)
 TOPOLOGY = Topic("tw.topology", "entity", "TopologyEvent", compacted=True)
 CUTS = Topic("tw.cuts", "cluster", "FrameCut", retention_ms=6 * 3600 * 1000)
@@ -57,12 +58,17 @@ ALL: tuple[Topic, ...] = (
     STATE,
     DEAD,
 )
-STAGED: tuple[Topic, ...] = (SUMMARIES,)
+STAGED: tuple[Topic, ...] = (SUMMARIES, UNITS)
 """Needed beside the others where detection runs in two stages."""
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in (*ALL, *STAGED)}
 
 RAW: tuple[Topic, ...] = (TICKS, STEPS, LOGS, CATALOG, TOPOLOGY)
 """What the detection stage reads."""
+
+
+def needed(stages: int) -> tuple[Topic, ...]:
+    """Topics of a cluster whose detection runs in so many stages."""
+    return (*ALL, *STAGED) if stages > 1 else ALL
 
 
 def node_block(node: str, rack: str = "") -> bytes:

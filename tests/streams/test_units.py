@@ -184,6 +184,43 @@ def test_what_is_repeated_too_late_is_counted_and_changes_nothing() -> None:
     assert len(site.said()["fingerprint"]) == before
 
 
+def test_a_cold_start_waits_for_the_first_word_of_each_block_but_not_for_ever() -> None:
+    """A worker with a block comes later than the others: nobody knows yet whether that block has nodes."""
+    site = Site(2)
+    for hand in site.hands:
+        hand[:] = [worker for worker in hand if worker.stage.role.owner != "block/2"]
+    frames = _ticks_of(site)
+    site.run(6)
+    assert not frames
+    site.hands[1].append(site.employ(next(unit for unit in units(4) if unit.role.block == 2)))
+    site.run(3)
+    assert frames[0].at_ns < START_NS + NS_PER_S
+    assert all(tick.nodes == NODES for tick in frames)
+
+
+def test_a_successor_waits_from_when_its_predecessor_waited() -> None:
+    """The cut that closes a cell without a block is repeated with the same result: what was held back is part of the record."""
+    site = Site(2)
+    site.run(5)
+    for hand in site.hands:
+        hand[:] = [worker for worker in hand if worker.stage.role.owner != "block/2"]
+    site.run(int(PATIENCE_NS / NS_PER_S) + 3)
+    said = site.said()
+    cold = [found for found in site.on("tw.cuts") if found.node == "share/lines"]
+    assert cold[0].seq == 1
+    unit = next(unit for unit in units(4) if unit.name == "share/lines")
+    bus = MemoryBus(SimulatedClock(site.clock.now_ns()))
+    for topic in ("tw.summaries", "tw.steps", "tw.logs", "tw.topology", "tw.cuts"):
+        for log, copied in zip(site.bus.partitions(topic), bus.partitions(topic), strict=True):
+            copied.extend(log)
+    again = BusWorker(CONFIG, bus, bus.clock, "again", unit=unit)
+    again.step()
+    assert not again.stage.catching_up
+    repeated = [decode(message.value).text for message in read_all(bus, "tw.verdicts")]
+    assert repeated == said["dynamic_threshold"][: len(repeated)]
+    assert len(repeated) == len(said["dynamic_threshold"])
+
+
 def test_the_mergers_state_is_whole() -> None:
     site = Site(1)
     site.run(6)
