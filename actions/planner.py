@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actions.shares import excess, propose
+from actions.shares import excess, propose, stage_advice, stages_of
 from actions.world import JobState, nodes_of
 from trainwarden.clock import NS_PER_S
 from trainwarden.errors import UsageError
@@ -185,5 +185,14 @@ def _mode(incident: Incident, kind: FaultKind, policy: Policy, verbs: tuple[Verb
 def _reason(incident: Incident, verbs: tuple[Verb, ...], recurred: bool, job: JobState) -> str:
     who = ", ".join(map(str, incident.culprits)) or "no culprit"
     again = " again" if recurred or incident.recurrence > 0 else ""
-    shares = f": {propose(job.shares, len(job.shares))}" if Verb.REBALANCE in verbs and job.shares else ""
-    return f"{incident.kind}{again} ({who}): {', then '.join(verb.value for verb in verbs)}{shares}"
+    how = [_how_to_rebalance(incident, job)] if Verb.REBALANCE in verbs else []
+    return ": ".join(
+        [f"{incident.kind}{again} ({who})", ", then ".join(verb.value for verb in verbs), *filter(None, how)]
+    )
+
+
+def _how_to_rebalance(incident: Incident, job: JobState) -> str:
+    """Which shares, or what a person would move between the stages of a pipeline; empty when neither is known."""
+    if stages := stages_of(incident.evidence):
+        return stage_advice(stages)
+    return str(propose(job.shares, len(job.shares))) if job.shares else ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from trainwarden.records import Evidence
 
 LEAST_GAIN_RATIO = 0.05
 """A change that promises less is not worth making."""
@@ -14,6 +17,8 @@ EVEN_WITHIN_RATIO = 1.15
 """A rank whose micro-batch costs no more than this times its peers' is as fast as they are."""
 SETTLED_STEPS = 8
 """Steps since the last change before costs are believed."""
+STAGE_TIMES = "local time of a step by pipeline stage"
+"""Name of the evidence whose values are the stages in order."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,12 @@ def text_of(shares: tuple[int, ...] | list[int]) -> str:
 def parse_shares(text: str) -> tuple[int, ...]:
     """The reverse of `text_of`."""
     return tuple(int(part) for part in text.split("/"))
+
+
+def stages_of(evidence: Iterable[Evidence]) -> dict[int, float]:
+    """Local time of a step by pipeline stage, milliseconds, as the detector of imbalance measured it; empty when none did."""
+    series = [each for each in evidence if each.name == STAGE_TIMES]
+    return {stage: ms for stage, ms in enumerate(series[-1].values) if math.isfinite(ms)} if series else {}
 
 
 def stage_advice(stage_ms: Mapping[int, float], layers: Mapping[int, int] | None = None) -> str:

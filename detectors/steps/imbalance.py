@@ -24,12 +24,14 @@ from detectors.steps.table import tables_of
 from detectors.synthetic import JOB, Example
 from trainwarden.clock import NS_PER_S
 from trainwarden.parallel import ParallelLayout
-from trainwarden.records import Entity, EntityKind, Verdict
+from trainwarden.records import Entity, EntityKind, Evidence, Verdict
 from trainwarden.settings import option
 from trainwarden.topology import JobLayout
 
 _LARGE = 1000
 """Ranks above which a job is looked at once a window: nothing is lost by waiting but the time of this core."""
+STAGE_TIMES = "local time of a step by pipeline stage"
+"""Evidence whose values are the stages in order; the planner names it in a plan's reason, as what to move."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,13 @@ class ImbalanceSettings:
 
 
 class Finding(msgspec.Struct):
-    """What a window says: how much of a step is lost, and to what. `cause` is "stage" or "batches"."""
+    """What a window says: how much of a step is lost, and to what. `cause` is "stage" or "batches"; `stage_ms` by stage, if it is one."""
 
     cause: str
     share: float
     value: float
     text: str
+    stage_ms: tuple[float, ...] = ()
 
 
 class Opinion(msgspec.Struct):
@@ -162,7 +165,7 @@ class ImbalanceDetector(Detector):
         stage = self._slow_stage(local, step_ms, parallel, state.assembly.nodes) if parallel else None
         batches = self._unequal_batches(local, np.stack(state.work).astype(np.float64), step_ms, parallel)
         if stage and batches:
-            return Finding("stage", stage.share, stage.value, f"{stage.text}; besides, {batches.text}")
+            return Finding("stage", stage.share, stage.value, f"{stage.text}; besides, {batches.text}", stage.stage_ms)
         return stage or batches
 
     # --- a stage -------------------------------------------------------------------------------------------------------------
@@ -182,7 +185,9 @@ class ImbalanceDetector(Detector):
             return None
         stage = parallel.coordinate(int(np.flatnonzero(numbers == slow)[0]), "pp")
         text = f"the ranks of pipeline stage {stage} all need {middle:.2f} times as long as those of the other stages"
-        return Finding("stage", float(np.median(lost)), middle, text)
+        return Finding(
+            "stage", float(np.median(lost)), middle, text, _by_stage(median_of_known(of_stage), numbers, parallel)
+        )
 
     # --- batches -------------------------------------------------------------------------------------------------------------
 
@@ -238,11 +243,20 @@ class ImbalanceDetector(Detector):
         evidence = series_evidence(
             "share of a step lost to imbalance", "1", state.lost_ns, state.lost, high=self.settings.least_share
         )
+        stages = finding.stage_ms if finding else ()
+        by_stage = Evidence(STAGE_TIMES, "ms", (at_ns,) * len(stages), stages, note=f"stages 0 to {len(stages) - 1}")
         return self.verdict(
             kind="imbalance", entity=Entity(EntityKind.JOB, assembly.job), window=(state.at_ns[0], at_ns), onset_at_ns=opinion.onset_ns,
             job=assembly.job, attempt=assembly.attempt, score=finding.share if finding else 0.0, value=finding.value if finding else 0.0,
-            confidence=0.85, text=text, clears=finding is None, evidence=(evidence,),
+            confidence=0.85, text=text, clears=finding is None,
+            evidence=(evidence, by_stage) if stages else (evidence,),
         )  # fmt: skip
+
+
+def _by_stage(usual_ms: Array, numbers: Array, parallel: ParallelLayout) -> tuple[float, ...]:
+    """In the order of the stages; the groups are numbered as they appear among the ranks."""
+    place = {parallel.coordinate(int(np.flatnonzero(numbers == n)[0]), "pp"): n for n in range(len(usual_ms))}
+    return tuple(round(float(usual_ms[place[stage]]), 3) for stage in sorted(place))
 
 
 def _begin(state: JobState, to_skip: int) -> None:

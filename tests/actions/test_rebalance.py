@@ -15,10 +15,11 @@ from actions.backends.client import Unreachable
 from actions.backends.warden import parse_status
 from actions.planner import PlannerSettings, plan
 from actions.shares import RankShare, propose, stage_advice
+from detectors.steps.imbalance import ImbalanceDetector
 from tests.actions.builders import NODES, incident, job, node
 from tests.actions.harness import Rig, rig, wait_for
 from trainwarden.policy import Policy
-from trainwarden.records import ActionStatus, Mode
+from trainwarden.records import ActionStatus, Mode, Verb
 
 WELL = RankShare(8, 32, 10.0, 5.0, 100.0)
 SLOW = replace(WELL, micro_ms=20.0)
@@ -58,6 +59,20 @@ class TestShares:
     def test_stages_are_a_persons_work(self) -> None:
         assert "move 33% of its work" in stage_advice({0: 100.0, 1: 200.0, 2: 100.0})
         assert "nothing to move" in stage_advice({0: 100.0, 1: 101.0})
+
+    def test_a_plan_for_an_unequal_pipeline_says_what_to_move(self) -> None:
+        """From the detector's own verdict to the sentence a person reads in the plan."""
+        example = ImbalanceDetector.example()
+        detector = ImbalanceDetector()
+        verdict = [said for frame in example.frames for said in detector.update(frame)][-1]
+        news = incident(kind="imbalance", culprits=(), evidence=verdict.evidence, reach=verdict.reach)
+        made = plan(news, Policy(mode=Mode.AUTO), job(), 0, 1, PlannerSettings())
+        assert made is not None
+        assert (made.mode, [step.verb for step in made.steps]) == (Mode.RECOMMEND, [Verb.REBALANCE])
+        stages = shares.stages_of(verdict.evidence)
+        assert stages[1] == pytest.approx(stages[0] * 1.5, rel=0.5)
+        assert made.reason.startswith("imbalance (no culprit): rebalance: stage 1 takes")
+        assert made.reason.endswith(f"first to stage 0 ({stages[0]:.0f} ms)")
 
     def test_what_a_warden_says(self) -> None:
         said = {"share": 8, "total": 32, "micro_ms": 10.0, "fixed_ms": 5.0, "recent_ms": 100.0, "recent_steps": 8}
