@@ -239,7 +239,11 @@ def placement_of(placements: tuple[Placement, ...], device: str) -> Owner:
 
 def _of_owners(owners: Iterable[Owner]) -> dict[str, Any]:
     jobs, attempts, ranks = zip(*owners, strict=True)
-    return {"job": pa.array(jobs, pa.string()), "attempt": pa.array(attempts, pa.uint32()), "rank": pa.array(ranks, pa.int32())}  # fmt: skip
+    kinds = {"job": pa.string(), "attempt": pa.uint32(), "rank": pa.int32()}
+    return {
+        name: pa.array(values, kind)
+        for (name, kind), values in zip(kinds.items(), (jobs, attempts, ranks), strict=True)
+    }
 
 
 def _nullable(values: NDArray[np.float32]) -> Any:

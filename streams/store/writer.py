@@ -36,6 +36,7 @@ IDLE_POLL_S = 0.25
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 REREAD_IDLE_POLLS = 30
 EARLY_PAUSE_S = 0.05
+STRETCH = 8
 DONE_NOTE_AFTER_S = 2.0
 NEARLY_ALL = 5000
 """With fewer messages unread the next poll has them all: the writer keeps up."""
@@ -47,11 +48,14 @@ MEMBER_FOR_S = 3.0
 class BatchLimits:
     """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows.
 
+    An insert costs much the same for a hundred rows as for ten thousand, and there is one for each table. So a batch may grow `STRETCH`
+    times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait four seconds, not half of one.
+
     `catalog_wait_s` is how long a tick waits for its catalogue before it is a dead letter.
     """
 
     age_ms: int = 500
-    rows: int = 50_000
+    rows: int = 200_000
     catalog_wait_s: float = 5.0
 
 
@@ -81,6 +85,7 @@ class StoreWriter:
         self._buffer: dict[str, list[Message]] = {}
         self._buffered_rows = 0
         self._opened_ns = 0
+        self._took_ns = 0
         self._uncommitted = False
         self._next: dict[str, int] = {}
         self._known: set[str] = set()
@@ -160,7 +165,7 @@ class StoreWriter:
     def _poll_timeout_s(self) -> float:
         if not self._buffer:
             return IDLE_POLL_S
-        left_ns = self._opened_ns + self._limits.age_ms * NS_PER_MS - self._clock.monotonic_ns()
+        left_ns = self._opened_ns + self._age_ns - self._clock.monotonic_ns()
         return max(0.0, min(IDLE_POLL_S, left_ns / NS_PER_S))
 
     def _admit(self, messages: Iterable[Message]) -> None:
@@ -199,6 +204,12 @@ class StoreWriter:
         self._known.discard(place)
         self._stored.pop(place, None)
 
+    @property
+    def _age_ns(self) -> int:
+        """How old a batch may grow, by what the last one took to insert."""
+        age_ns = self._limits.age_ms * NS_PER_MS
+        return max(age_ns, STRETCH * min(age_ns, self._took_ns))
+
     # --- writing --------------------------------------------------------------------------------------------------------
 
     def _write_if_due(self) -> int:
@@ -206,7 +217,7 @@ class StoreWriter:
         if self._done and now_ns - self._done_ns > DONE_NOTE_AFTER_S * NS_PER_S:
             self._note_done()
         full = self._buffered_rows >= self._limits.rows
-        old = now_ns - self._opened_ns >= self._limits.age_ms * NS_PER_MS
+        old = now_ns - self._opened_ns >= self._age_ns
         if self._buffer and not full and not old:
             return 0
         return self._write() if self._buffer or self._uncommitted else 0
@@ -246,7 +257,9 @@ class StoreWriter:
         )
 
     def _insert(self, batch: Batch, messages: Sequence[Message]) -> int:
+        began_ns = self._clock.monotonic_ns()
         written = self._inserter.insert(batch.batch_id, messages)
+        self._took_ns = self._clock.monotonic_ns() - began_ns
         self._metrics.count("tw_store_batches_total", outcome="written")
         self._done.append(batch)
         self._done_ns = self._clock.monotonic_ns()

@@ -11,10 +11,10 @@ import pytest
 from streams.store.connect import connect
 from streams.store.journal import TABLE as JOURNAL
 from streams.store.writer import BatchLimits, StoreWriter
-from tests.store.make_records import catalogs, incident, log, one_of_each, publish, steps, tick, verdict
+from tests.store.make_records import START_NS, catalogs, incident, log, one_of_each, publish, steps, tick, verdict
 from tests.store.server import StoreProcess
 from trainwarden.bus.memory import MemoryBus
-from trainwarden.clock import SystemClock
+from trainwarden.clock import NS_PER_S, SimulatedClock, SystemClock
 from trainwarden.records import IncidentStatus, Record, encode
 from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import node_block
@@ -92,10 +92,10 @@ def test_everything_arrives_in_its_table(client: Any) -> None:
     publish(bus, one_of_each())
     settle(writer_of(bus, client))
     counts = {table: one(client, f"SELECT count() FROM {table}") for table in (
-        "host_ticks", "process_ticks", "nic_ticks", "mesh_ticks", "gpu_ticks", "other_ticks", "gaps", "steps", "log_events", "topology", "verdicts",
-        "incidents", "incident_revisions", "plans", "actions", "deliveries", "policy_changes", "dead_letters")}  # fmt: skip
-    assert counts == {"host_ticks": 1, "process_ticks": 1, "nic_ticks": 2, "mesh_ticks": 1, "gpu_ticks": 1, "other_ticks": 1, "gaps": 1, "steps": 4,
-                      "log_events": 1, "topology": 1, "verdicts": 1, "incidents": 1, "incident_revisions": 2, "plans": 1, "actions": 1,
+        "host_ticks", "process_ticks", "nic_ticks", "mesh_ticks", "gpu_ticks", "other_ticks", "gaps", "steps", "log_events", "topology",
+        "verdicts",        "incidents", "incident_revisions", "plans", "actions", "deliveries", "policy_changes", "dead_letters")}  # fmt: skip
+    assert counts == {"host_ticks": 1, "process_ticks": 1, "nic_ticks": 2, "mesh_ticks": 1, "gpu_ticks": 1, "other_ticks": 1, "gaps": 1,
+                      "steps": 4, "log_events": 1, "topology": 1, "verdicts": 1, "incidents": 1, "incident_revisions": 2, "plans": 1, "actions": 1,
                       "deliveries": 1, "policy_changes": 1, "dead_letters": 1}  # fmt: skip
     assert one(client, "SELECT kind, culprit, status FROM incidents") == ("rank_frozen", "node:n2", "closed")
     assert one(client, "SELECT detect_s, act_s, recover_s FROM incidents") == (3.0, 2.0, 9.0)
@@ -282,3 +282,37 @@ def test_the_store_goes_away_and_comes_back(
     assert one(again, "SELECT count(), uniqExact(node, seq) FROM host_ticks") == (18, 18)
     assert one(again, "SELECT sum(samples) FROM host_1m") == 18
     again.close()
+
+
+class Slow:
+    """A client whose inserts take their time."""
+
+    def __init__(self, client: Any, clock: SimulatedClock, takes_s: float) -> None:
+        self._client = client
+        self._clock = clock
+        self.takes_s = takes_s
+
+    def insert_arrow(self, table: str, rows: Any, **settings: Any) -> None:
+        """Insert."""
+        self._clock.sleep(self.takes_s if table == "log_events" else 0.0)
+        self._client.insert_arrow(table, rows, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.mark.parametrize(("takes_s", "waits_s"), [(0.01, 0.5), (0.15, 1.2), (9.0, 4.0)])
+def test_batches_grow_where_inserting_takes_long(client: Any, takes_s: float, waits_s: float) -> None:
+    bus, clock = MemoryBus(), SimulatedClock(START_NS)
+    writer = StoreWriter(bus, Slow(client, clock, takes_s), clock, Metrics("store"), "c", BatchLimits(age_ms=500))
+    publish(bus, [("tw.logs", b"b", log(0))])
+    written = [writer.cycle()]
+    clock.sleep(0.5)
+    assert [*written, writer.cycle()] == [0, 1], "nothing is known yet of how long it takes"
+    publish(bus, [("tw.logs", b"b", log(1))])
+    opened_ns, written = clock.monotonic_ns(), [writer.cycle()]
+    while not written[-1] and clock.monotonic_ns() < opened_ns + 10 * NS_PER_S:
+        clock.sleep(0.05)
+        before_ns = clock.monotonic_ns()
+        written.append(writer.cycle())
+    assert (before_ns - opened_ns) / NS_PER_S == pytest.approx(waits_s, abs=0.11)
