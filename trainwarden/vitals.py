@@ -99,8 +99,10 @@ class Vitals:
                     self.suspect(incident.kind, culprit.name, since_ns)
 
     def suspect(self, kind: str, part: str, since_ns: int) -> None:
-        """One before us may have said so: it is taken back once the sign has been well for a while."""
-        self._courses[(kind, part)] = _Course(True, since_ns, onset_ns=since_ns, said_ns=LONG_AGO_NS)
+        """One before us said so and did not take it back: that is done once the sign has been well for a while."""
+        course = self._courses.setdefault((kind, part), _Course(True, since_ns))
+        if not course.said_ns:
+            course.onset_ns, course.said_ns = since_ns, LONG_AGO_NS
 
     def look(self, now_ns: int, vitals: Iterable[Vital]) -> list[Verdict]:
         """What there is to say now. What was said of a sign that is no longer handed in is taken back."""
@@ -132,13 +134,7 @@ class Vitals:
         return self._verdict(now_ns, vital, course, vital.text)
 
     def _take_back(self, now_ns: int, vital: Vital, course: _Course) -> Verdict:
-        made = self._verdict(
-            now_ns,
-            vital,
-            course,
-            f"{vital.part}: well again ({vital.value:g} {vital.unit})".replace(" )", ")"),
-            clears=True,
-        )
+        made = self._verdict(now_ns, vital, course, f"{vital.part} is well again", clears=True)
         course.said_ns = course.onset_ns = 0
         return made
 

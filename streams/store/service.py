@@ -53,7 +53,7 @@ def run(
         LOG.info("writing to %s", config.store.shown_url)
         with (
             metrics_page(metrics, config.store.metrics_listen),
-            contextlib.closing(StoreHealth(config, connection, clock, metrics)) as health,
+            contextlib.closing(StoreHealth(config, connection, client, clock, metrics)) as health,
         ):
             run_until(writer, stop, health.look)
 

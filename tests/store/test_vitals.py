@@ -6,18 +6,19 @@ import urllib.request
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from streams.store.service import metrics_page
 from streams.store.vitals import StoreHealth
 from streams.store.writer import BatchLimits, StoreWriter
-from tests.store.make_records import publish
+from tests.store.make_records import incident, publish
 from tests.store.test_writer import known_catalogs, ticks
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import SimulatedClock
 from trainwarden.config import Config
 from trainwarden.embedded.ports import free_port
 from trainwarden.errors import ConfigError
-from trainwarden.records import Verdict, decode
+from trainwarden.records import Entity, EntityKind, IncidentStatus, Verdict, decode
 from trainwarden.selfmetrics import Metrics
 
 
@@ -44,7 +45,7 @@ def test_a_store_that_is_away_is_said_and_taken_back_with_nothing_lost(client: A
     bus, clock, metrics, link = MemoryBus(), SimulatedClock(), Metrics("store"), Away(client)
     publish(bus, known_catalogs())
     writer = StoreWriter(bus, link, clock, metrics, "c", BatchLimits(age_ms=0, catalog_wait_s=0.2))
-    health = StoreHealth(Config(cluster="c"), bus, clock, metrics)
+    health = StoreHealth(Config(cluster="c"), bus, client, clock, metrics)
 
     def run(cycles: int) -> None:
         for _ in range(cycles):
@@ -72,12 +73,27 @@ def test_a_backlog_is_said_although_the_store_takes_rows(client: Any, monkeypatc
     publish(bus, known_catalogs())
     writer = StoreWriter(bus, client, clock, metrics, "c", BatchLimits(age_ms=0))
     monkeypatch.setattr(type(writer._subscriber), "unread", lambda self: 40_000)
-    health = StoreHealth(Config(cluster="c"), bus, clock, metrics)
+    health = StoreHealth(Config(cluster="c"), bus, client, clock, metrics)
     for _ in range(40):
         writer.cycle()
         health.look(writer)
         clock.sleep(1.0)
     assert "faster than they are written" in said(bus)[0].text
+    writer.close()
+
+
+def test_a_successor_takes_back_what_a_killed_writer_said(client: Any) -> None:
+    bus, clock, metrics = MemoryBus(), SimulatedClock(), Metrics("store")
+    culprit = Entity(EntityKind.TELEMETRY, "store")
+    late = structs.replace(incident(1, IncidentStatus.OPEN), kind="pipeline_late", culprits=(culprit,))
+    publish(bus, [*known_catalogs(), ("tw.incidents", b"i", late)])
+    writer = StoreWriter(bus, client, clock, metrics, "c", BatchLimits(age_ms=0))
+    health = StoreHealth(Config(cluster="c"), bus, client, clock, metrics)
+    for _ in range(100):
+        writer.cycle()
+        health.look(writer)
+        clock.sleep(1.0)
+    assert [(v.kind, v.clears) for v in said(bus)][:1] == [("pipeline_late", True)]
     writer.close()
 
 
