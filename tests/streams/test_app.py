@@ -228,6 +228,7 @@ def test_second_worker_stands_by_and_takes_over(site: Site) -> None:
     assert len({cut.boot_id for cut in cuts}) == 2
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_no_broker_at_start_is_waited_for_and_one_that_returns_empty_is_used_again(tmp_path: Path) -> None:
     port = free_port()
@@ -277,6 +278,7 @@ def test_stop_is_clean_and_quick_even_when_the_broker_is_gone(tmp_path: Path) ->
         site.close()
 
 
+@pytest.mark.faults
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.timeout(400)
