@@ -54,6 +54,7 @@ class BusWorker:
         """Read, cut when it is time, publish, commit. A broker that is away leaves everything as it was for the next step."""
         results = self.stage.take(self._raw.poll(0.0))
         now_ns = self._clock.now_ns()
+        self._next_cut_ns = min(self._next_cut_ns, self._cut_after(now_ns))  # the clock was set back
         if not self.stage.catching_up and now_ns >= self._next_cut_ns:
             self._next_cut_ns = self._cut_after(now_ns)
             results.append(self.stage.cut(now_ns))

@@ -160,6 +160,11 @@ class Told:
     verdicts: list[Verdict] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
+    last_words: LogEvent | None = None
+
+    def is_due(self, tick: Tick, at_ns: int) -> bool:
+        """Whether it is time for the sick node to say so."""
+        return tick.node == self.truly_sick and tick.observed_at_ns >= at_ns and bool(tick.placements)
 
     def acted_on(self) -> set[str]:
         """Nodes that would be acted on."""
@@ -174,7 +179,7 @@ def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int) -
     others = [name for name in names if name not in liars]
     begin_ns = spec.start_ns + begin_s * NS_PER_S
     scenes = {forgery: Scene(liars, victim, begin_ns) for forgery, victim in zip(forgeries, others, strict=False)}
-    told = Told(frozenset(liars), frozenset(scene.victim for scene in scenes.values()), others[-1])
+    told = Told(frozenset(liars), frozenset(scene.victim for scene in scenes.values()), others[len(scenes)])
     clock = SimulatedClock(spec.start_ns)
     bus = MemoryBus(clock)
     publisher = bus.publisher()
@@ -188,8 +193,9 @@ def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int) -
             told.forged += len(lies)
             for said in _instead(record, lies):
                 publisher.publish(TOPIC_OF.get(type(said), sent.topic), sent.key, encode(said))
-            if record.node == told.truly_sick and isinstance(record, Tick) and interval.number == begin_s + 10:
-                publisher.publish("tw.logs", sent.key, encode(_last_words(record)))
+            if told.last_words is None and isinstance(record, Tick) and told.is_due(record, begin_ns + 10 * NS_PER_S):
+                told.last_words = _last_words(record)
+                publisher.publish("tw.logs", sent.key, encode(told.last_words))
         clock.advance_ns(NS_PER_S)
         worker.step()
     told.verdicts, told.incidents, told.dead = (
