@@ -23,7 +23,7 @@ from collectors.simulated.run import run as simulate
 from collectors.simulated.spec import Spec
 from collectors.simulated.truth import truth
 from detectors.base import registry
-from streams.evaluate import Run, find_runs
+from streams.evaluate import Run, find_runs, summarise, summary_line
 from streams.replay import replay
 from streams.scoring import Score, score
 from trainwarden.clock import NS_PER_S, SystemClock
@@ -31,9 +31,13 @@ from trainwarden.commands.simulate import _Folder
 from trainwarden.config import Config, load
 
 WARM_S, FAULT_S, AFTER_S = 180, 120, 10
-NODES = 12
-PLANS = {"tp8-dp8": "8:dense", "tp8-pp4-dp2": "8:pp4", "tp4-pp2-ep8": "8:moe"}
-"""Job of each plan; the groups follow from the profile (`docs/simulator.md`), 64 ranks on eight of twelve nodes."""
+PLANS = {
+    "tp8-dp8": (12, "8:dense"),
+    "tp8-pp4-dp2": (12, "8:pp4"),
+    "tp4-pp2-ep8": (12, "8:moe"),
+    "tp8-dp40": (48, "40:dense"),
+}
+"""Nodes and job of each plan; the groups follow from the profile (`docs/simulator.md`). The last lies below two groups of leaves."""
 PROFILES.setdefault("pp4", replace(PROFILES["pipeline"], name="pp4", pp=4))
 FAULTS: dict[str, tuple[str, str]] = {
     "rail": ("rail_degraded@rail2", "x0.5"),
@@ -42,8 +46,13 @@ FAULTS: dict[str, tuple[str, str]] = {
     "port_down": ("nic_down@n00001/mlx5_2/1", ""),
     "receiver_slow": ("slow_receiver@n00002/mlx5_5/1", "x0.7"),
     "frozen": ("rank_frozen@n00001/gpu3", ""),
+    "leaf_congested": ("leaf_congestion@leaf-000", "x0.6"),
+    "leaf_switch_congested": ("leaf_congestion@leaf-000/rail4", "x0.6"),
+    "ecmp": ("ecmp_collision@n00003-n00004", "x1.5"),
     "none": ("none", ""),
 }
+LARGE = ("leaf_congested", "leaf_switch_congested", "ecmp", "none")
+"""Faults of the plan with two groups of leaves; the others have the others."""
 """Kind, target and magnitude (the usual one of the kind)."""
 LABEL_OF = {"rank_frozen": "sigstop", "rank_killed": "kill9"}
 
@@ -61,15 +70,22 @@ class Case:
         return f"{self.plan}.{self.fault}.{self.seed}"
 
 
+def cases(seed: int, plans: Sequence[str], faults: Sequence[str]) -> Iterator[Case]:
+    """Which faults strike which plans."""
+    for plan in plans:
+        mine = LARGE if PLANS[plan][0] > 32 else [fault for fault in FAULTS if fault == "none" or fault not in LARGE]
+        yield from (Case(plan, fault, seed) for fault in mine if fault in faults)
+
+
 def record(case: Case, folder: Path) -> None:
     """Simulate a case into `folder`, labels beside it; nothing is done when it is there."""
     if (folder / "labels.json").is_file():
         return
     shutil.rmtree(folder, ignore_errors=True)
-    kind, size = FAULTS[case.fault]
+    (nodes, jobs), (kind, size) = PLANS[case.plan], FAULTS[case.fault]
     asked = kind if kind == "none" else f"{kind}:{WARM_S}+{FAULT_S}{size}"
     length_s = WARM_S + FAULT_S + AFTER_S
-    spec = Spec(nodes=NODES, seed=case.seed, jobs=PLANS[case.plan])
+    spec = Spec(nodes=nodes, seed=case.seed, jobs=jobs)
     simulator = build(spec, asked, length_s)
     sink = _Folder(folder, spec.start_ns)
     simulate(simulator, length_s, sink.deliver, Pace(SystemClock(), 0.0))
@@ -109,10 +125,11 @@ def main() -> int:
     chosen = parser.parse_args()
     config, scores = load(None), []
     for seed in chosen.seeds:
-        for case in (Case(plan, fault, seed) for plan in chosen.only for fault in chosen.fault):
+        for case in cases(seed, chosen.only, chosen.fault):
             record(case, chosen.out / case.name)
             scores.append(judge(find_runs(chosen.out, (case.name,))[0], config))
             print(scores[-1].line(), flush=True)
+    print(summary_line(summarise(scores)))
     return int(any(one.accused_wrongly or one.false_actions for one in scores))
 
 

@@ -30,6 +30,10 @@ _LEAST_BACKGROUND, _CHANCE = 3e-4, 0.05
 all parts of its kind (Chernoff's bound on the Poisson tail)."""
 _MOST, _MOST_TRIED = 16, 64
 _LEAST_WITNESSES = 3
+_PLAIN_BACKGROUND = 3e-3
+"""Least share of probes that are bad with plain signs and for no reason."""
+_MOSTLY, _LEAST_ENDS = 0.8, 4
+"""Of ways through a part: the share of all bad probes that pass it, and the nodes that they begin or end at below it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,16 @@ def explain(keys: Sequence[tuple[str, str]], bad: NDArray[np.bool_], topology: T
     """
     nodes = nodes_of(keys)
     return blame(parts_of(keys, nodes, facts_of(nodes, topology)), bad)
+
+
+def blame_ways(parts: Parts, bad: NDArray[np.bool_], known: NDArray[np.bool_]) -> Explanation:
+    """The shared part of which only some ways are bad (uplinks that carry the flows that a hash gives them), or nothing.
+
+    Asked when neither a node nor all of a shared part explains the bad probes: nearly all of them must pass the part, from and to many.
+    """
+    search = _WaySearch(parts, bad & known, known)
+    search.run()
+    return search.conclusion()
 
 
 def blame(
@@ -157,7 +171,8 @@ class _Search:
         ports = [c for c in self._chosen if kinds[c] == PORT]
         if not self._has_witness() or (len(nodes) + len(ports) > 1 and 4 * (len(nodes) + len(ports)) > probed):
             return Explanation()
-        leaves = tuple(parts.names[c] for c in self._chosen if kinds[c] in (LEAF, SWITCH))
+        switches = [parts.names[c] for c in self._chosen if kinds[c] == SWITCH]
+        leaves = _without_siblings(switches, [parts.names[c] for c in self._chosen if kinds[c] == LEAF])
         rails = tuple(parts.names[c] for c in self._chosen if kinds[c] == RAIL)
         rails_of = dict(self._port(c) for c in ports)
         whole = tuple(parts.names[c] for c in nodes)
@@ -209,6 +224,10 @@ class _Search:
         count = len(self._parts.nodes)
         seen = np.bincount(self._parts.host[mine], minlength=count)
         hurt = np.bincount(self._parts.host[mine & self._bad[:, None]], minlength=count)
+        return self._is_spread(hurt, seen)
+
+    def _is_spread(self, hurt: NDArray[np.int64], seen: NDArray[np.int64]) -> bool:
+        """Whether enough of the hosts below a part suffer, by their bad probes and all."""
         least = 0.5 * seen * self._expected(int(hurt.sum()), int(seen.sum()))
         below, suffering = int((seen > 0).sum()), int(((hurt > 0) & (hurt >= least)).sum())
         return suffering >= 2 and suffering >= _BELOW_SHARE * below
@@ -287,16 +306,64 @@ class _WeakSearch(_Search):
     probes stands out from that of all (likelihood ratio with the share that it has), and only shared parts are.
     """
 
+    _least_share = _LEAST_RAISED
+
     def _suspects(self) -> NDArray[np.bool_]:
         kinds = self._parts.kinds
         return np.asarray((kinds == LEAF) | (kinds == SWITCH) | (kinds == RAIL))
 
     def _gain(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
-        elsewhere = max(float((self._bad & self._left).sum()) / max(int(self._left.sum()), 1), _WEAK_BACKGROUND)
+        elsewhere = self._elsewhere(hits, total)
         share = np.clip(hits / np.maximum(total, 1), 1e-6, 0.99)
-        ratio = hits * np.log(share / elsewhere) + (total - hits) * np.log((1 - share) / max(1 - elsewhere, 0.01))
-        apart = (share >= _LEAST_RAISED) & (share >= _TIMES_ELSEWHERE * elsewhere)
+        ratio = hits * np.log(share / elsewhere) + (total - hits) * np.log(
+            (1 - share) / np.maximum(1 - elsewhere, 0.01)
+        )
+        apart = (share >= self._least_share) & (share >= _TIMES_ELSEWHERE * elsewhere)
         return np.where(apart, ratio + _PRIOR[self._parts.kinds], -np.inf)
+
+    def _elsewhere(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Share of raised probes among those that a part has nothing to do with; here of all, which is more."""
+        whole = float((self._bad & self._left).sum()) / max(int(self._left.sum()), 1)
+        return np.full(len(hits), max(whole, _WEAK_BACKGROUND))
 
     def _expected(self, hurt: int, seen: int) -> float:
         return hurt / max(seen, 1)
+
+
+class _WaySearch(_WeakSearch):
+    """Plain signs, through one part, in a share of its probes that is as large as the share of its ways that is bad."""
+
+    _least_share = 0.1
+
+    def run(self) -> None:
+        """One part, or none."""
+        hits, total = self._counts()
+        gain = np.where(self._open, self._gain(hits, total), -np.inf)
+        best = self._best(gain)
+        if best >= 0 and hits[best] >= _MOSTLY * int(self._bad.sum()):
+            self._seen_of[best] = int(hits[best]), int(total[best])
+            self._choose(best, float(gain[best]))
+
+    def _elsewhere(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
+        rest = (int(self._bad.sum()) - hits) / np.maximum(int(self._left.sum()) - total, 1)
+        return np.asarray(np.maximum(rest, _PLAIN_BACKGROUND))
+
+    def _is_spread(self, hurt: NDArray[np.int64], seen: NDArray[np.int64]) -> bool:
+        """As many hosts suffer as would by chance, each of its probes at the same odds; and no host has much of it."""
+        share, whole = self._expected(int(hurt.sum()), int(seen.sum())), max(int(hurt.sum()), 1)
+        expected = float((1.0 - (1.0 - share) ** seen).sum())
+        suffering = int((hurt > 0).sum())
+        return suffering >= _LEAST_ENDS and suffering >= _BELOW_SHARE * expected and int(hurt.max()) <= 0.5 * whole
+
+
+def _without_siblings(switches: list[str], leaves: list[str]) -> tuple[str, ...]:
+    """Leaves, and switches of leaves; several switches of one leaf are that leaf.
+
+    Examples
+    --------
+    >>> _without_siblings(["a/rail1", "b/rail0", "a/rail3"], ["c"])
+    ('c', 'a', 'b/rail0')
+    """
+    owners = [name.rpartition("/")[0] for name in switches]
+    named = [own if owners.count(own) > 1 else name for own, name in zip(owners, switches, strict=True)]
+    return tuple(dict.fromkeys([*leaves, *named]))

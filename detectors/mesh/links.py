@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
-from detectors.mesh.blame import Explanation, blame
+from detectors.mesh.blame import Explanation, blame, blame_ways
 from detectors.mesh.congestion import raised_everywhere
 from detectors.mesh.losses import Lossy, crowded, least_losses, loser, quiet_rate
 from detectors.mesh.pace import Pace, PaceLimits, follow
@@ -32,6 +32,8 @@ from trainwarden.topology import Topology
 _FABRIC = "fabric|"
 _SUBNET = ("leaf", "rail")
 _SMALL_MESH = 4.0
+_LEAST_WAYS = 5
+"""Bad probes before it is asked whether they pass one shared part; weak signs must be more."""
 _MUTE, _MUTED_AFTER = 2, 3
 """A node of which nothing came for so many ticks does not answer probes either, nor at once when it speaks again."""
 
@@ -264,6 +266,7 @@ class MeshLinkDetector(Detector):
             self._support_found(
                 "link_down", blame(self._passed(frame.topology), dead, known), tick, frame, dead, typical
             )
+        found = Explanation()
         if slow.any() or dead.any():
             found = blame(self._passed(frame.topology), slow | dead, known)
             self._support_found("link_slow", found, tick, frame, slow, typical)
@@ -271,12 +274,15 @@ class MeshLinkDetector(Detector):
         self._suspect_resending(tick, frame)
         self._suspect_sure_losses(tick, frame, dead | ~answered)
         self._suspect_congestion(tick, frame, typical, known)
-        self._suspect_shared(tick, frame, typical, slow | dead, known)
+        self._suspect_shared(tick, frame, typical, slow | dead, known, found == Explanation())
         held = self._through_blamed(frame.topology) | self._between_marked(frame.topology)
         pairs.learn(np.asarray(~(slow | dead | held)))
 
-    def _suspect_shared(self, tick: AlignedTick, frame: Frame, typical: Array, strong: Array, known: Array) -> None:
-        """A leaf or rail through which all probes are a little slower: too little to blame a node for, clear by their number."""
+    def _suspect_shared(
+        self, tick: AlignedTick, frame: Frame, typical: Array, strong: Array, known: Array, puzzling: bool
+    ) -> None:
+        """A leaf or rail through which all probes are a little slower: too little to blame a node for, clear by their number. Or, of
+        those that are much slower and that nothing else explains (`puzzling`), some."""  # fmt: skip
         settings, pairs = self.settings, self._state.pairs
         raised = strong | pairs.slow(
             typical, settings.warm_ticks, settings.subnet_factor, settings.subnet_floor_ms, z=2.5
@@ -288,11 +294,19 @@ class MeshLinkDetector(Detector):
         }
         felt = any(pace.ratio() >= settings.suffering_ratio for pace in self._state.paces.values())
         felt = felt or (bool(self._state.surges.surging(MARKED)) and self._is_measurable())
-        if raised.sum() < 6:
+        if raised.sum() < _LEAST_WAYS:
             return
-        found = blame(self._passed(frame.topology), raised, known, weak=True)
+        enough = raised.sum() > _LEAST_WAYS
+        found = blame(self._passed(frame.topology), raised, known, weak=True) if enough else Explanation()
         if not found.fabric:
             self._support_subnets(found, raised, typical, tick, frame, None if felt else said)
+        if puzzling and not (found.fabric or found.leaves or found.rails):
+            plain = strong | pairs.slow(
+                typical, settings.warm_ticks, settings.subnet_sure_factor, settings.subnet_floor_ms
+            )
+            if plain.sum() >= _LEAST_WAYS:
+                ways = blame_ways(self._passed(frame.topology), plain, known)
+                self._support_subnets(ways, plain, typical, tick, frame, None if felt else said)
 
     def _is_measurable(self) -> bool:
         """Whether some job goes slower, by however little, than its usual scatter explains."""
@@ -587,7 +601,13 @@ class MeshLinkDetector(Detector):
             return False
         kind, _, name = opinion.place.partition("|")
         leaf, _, rail = name.rpartition("/")
-        facts = topology.attributes(name) if kind == "node" else {"leaf": leaf, "rail": rail} if leaf else {}
+        facts = (
+            topology.attributes(name)
+            if kind == "node"
+            else {"leaf": leaf, "rail": rail, "switch": name}
+            if leaf
+            else {}
+        )
         others = (o for o in self._state.opinions.values() if o.place != opinion.place)
         wider = [o for o in others if o.place == _FABRIC or _covers(o.place, facts)]
         return any(other.last_ns >= opinion.last_ns - 3 * NS_PER_S for other in wider)
@@ -648,11 +668,11 @@ class MeshLinkDetector(Detector):
 
 
 def _covers(place: str, facts: dict[str, str]) -> bool:
-    """Whether a leaf, a leaf's switch of one rail, or a rail is one that a node with these attributes hangs at."""
+    """Whether a leaf, a leaf's switch of one rail, or a rail is one that a node (or `switch`) with these attributes hangs at."""
     kind, _, name = place.partition("|")
     leaf = facts.get("leaf", "")
     if kind == "leaf":
-        return bool(leaf) and (name == leaf or name.startswith(f"{leaf}/"))
+        return bool(leaf) and (name == leaf or (name.startswith(f"{leaf}/") and not facts.get("switch")))
     return kind == "rail" and (
         name in (facts.get("rail"), f"rail{facts.get('rail')}") or bool(facts.get("probe_rails"))
     )

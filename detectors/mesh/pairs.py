@@ -16,6 +16,9 @@ _FORGETTING = 0.02
 _LATE_MS, _LATE_FACTOR = 180.0, 20.0
 """A round trip as long as the shortest time-out after which a segment is sent again, and far beyond the usual."""
 _FORGET_PAIR_TICKS = 600
+_MOST_PAIRS = 20_000
+"""On a large network nodes change their peers all the time, and most pairs never come again: beyond so many, those not probed for longest
+are forgotten, but none that the rings still tell of."""
 
 
 def _ring(pairs: int) -> Array:
@@ -46,7 +49,7 @@ class Pairs(msgspec.Struct):
     probes_seen: float = 0.0
 
     def put(self, at_ns: int, matrix: FamilyMatrix) -> None:
-        """One tick's probes. Pairs not probed for ten minutes are forgotten."""
+        """One tick's probes. Pairs not probed for ten minutes are forgotten, and sooner where there are very many."""
         self._forget()
         index = self._rows(matrix.entities)
         self.cursor = (self.cursor + 1) % RING
@@ -155,7 +158,10 @@ class Pairs(msgspec.Struct):
         self.known, self.idle, self.silent = (np.append(old, zeros) for old in (self.known, self.idle, self.silent))
 
     def _forget(self) -> None:
-        keep = self.idle <= _FORGET_PAIR_TICKS
+        limit = _FORGET_PAIR_TICKS
+        if len(self.idle) > _MOST_PAIRS:
+            limit = min(limit, max(RING, int(np.partition(self.idle, _MOST_PAIRS)[_MOST_PAIRS]) - 1))
+        keep = self.idle <= limit
         if keep.all():
             return
         self.keys = tuple(key for key, kept in zip(self.keys, keep.tolist(), strict=True) if kept)

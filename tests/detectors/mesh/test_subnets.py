@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from detectors.base import AlignedTick, FamilyMatrix, Frame
 from detectors.mesh.links import MeshLinkDetector
@@ -99,6 +101,47 @@ def test_a_leafs_switch_of_one_rail_is_named() -> None:
         return 5.0 if now >= 30 and rail == 1 and 6 in (leaf(a), leaf(b)) else 0.0
 
     assert spoken(said(extra)) == [("subnet_slow", "leaf", "leaf6/rail1")]
+
+
+def test_two_switches_of_a_leaf_are_the_leaf() -> None:
+    def extra(now: int, a: int, b: int, rail: int) -> float:
+        return 5.0 if now >= 30 and rail in (1, 3) and 6 in (leaf(a), leaf(b)) else 0.0
+
+    assert spoken(said(extra)) == [("subnet_slow", "leaf", "leaf6")]
+
+
+def crosses(a: int, b: int, below: int) -> bool:
+    return (leaf(a) == below) != (leaf(b) == below)
+
+
+@pytest.mark.parametrize(("ways", "more_ms"), [(4, 0.5), (4, 12.0), (3, 3.0), (2, 3.0)])
+def test_some_ways_out_of_a_leaf_are_the_leafs_and_no_nodes(ways: int, more_ms: float) -> None:
+    """Equal-cost ways: each flow keeps to the one that a hash gives it, and one of so many is slow."""
+
+    def extra(now: int, a: int, b: int, rail: int) -> float:
+        bad = crosses(a, b, 2) and zlib.crc32(f"{a}|{b}|{rail}".encode()) % ways == 0
+        return more_ms if now >= 30 and bad else 0.0
+
+    assert {(v.kind, v.entity.name.partition("/")[0]) for v in said(extra)} == {("subnet_slow", "leaf2")}
+
+
+def test_slow_pairs_all_over_are_no_leafs() -> None:
+    """As many flows as above, hashed on one another wherever they are."""
+
+    def extra(now: int, a: int, b: int, rail: int) -> float:
+        return 12.0 if now >= 30 and zlib.crc32(f"{a}|{b}|{rail}".encode()) % 28 == 0 else 0.0
+
+    assert said(extra) == []
+
+
+def test_a_congested_leaf_whose_queues_come_and_go_is_named_and_none_of_its_nodes() -> None:
+    rng = np.random.default_rng(9)
+
+    def extra(now: int, a: int, b: int, rail: int) -> float:
+        through = now >= 30 and 3 in (leaf(a), leaf(b))
+        return 2.0 * rng.exponential() if through and rng.random() < 0.6 else 0.0
+
+    assert spoken(said(extra)) == [("subnet_slow", "leaf", "leaf3")]
 
 
 def test_a_slow_node_below_a_leaf_stays_a_node_and_two_stay_two() -> None:
