@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from detectors.base import Frame
 from streams.arrivals import Clocks, Seen
@@ -18,7 +18,7 @@ from streams.matrices import Catalogs, pack, unpack
 from streams.voices import Voices
 from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config
-from trainwarden.records import Catalog, LogEvent, Record, StepReport, Tick, TopologyEvent, decode, encode
+from trainwarden.records import Catalog, LogEvent, Placement, Record, StepReport, Tick, TopologyEvent, decode, encode
 from trainwarden.selfmetrics import Metrics
 from trainwarden.topology import JobLayout, Topology
 
@@ -62,9 +62,8 @@ class Rejected:
     payload: bytes
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A record and where it lay."""
+class Placed(NamedTuple):
+    """A record and where it lay. One is made for each message: a frozen dataclass would take four times as long."""
 
     topic: str
     partition: int
@@ -108,6 +107,9 @@ class Aligner:
         self._parked: list[_Parked] = []
         self._rejected: list[Rejected] = []
         self.topology = Topology()
+        self._expected: set[str] = set()
+        self._expected_of: Topology | None = None
+        self._running: dict[str, tuple[tuple[Placement, ...], tuple[JobLayout, ...]]] = {}
         self.inferred: list[TopologyEvent] = []
         """Placements that nobody had said, until whoever publishes them clears it: ranks were seen where they run."""
 
@@ -228,7 +230,7 @@ class Aligner:
 
     def _first_time(self, placed: Placed) -> bool:
         record = placed.record
-        if isinstance(record, Catalog | TopologyEvent):
+        if isinstance(record, (Catalog, TopologyEvent)):
             return False
         if self._seen.first_time(type(record).__name__, record):
             return True
@@ -239,11 +241,10 @@ class Aligner:
         """Ranks seen on a node are its placement, where nobody better says so."""
         owned = False
         for record in records:
+            if isinstance(record, Tick) and self._as_before(record):
+                continue
             for job, attempt, rank, device in _placements(record):
-                layout = self.topology.job(job)
-                if layout is not None and (
-                    layout.attempt > attempt or (layout.attempt == attempt and rank in layout.ranks)
-                ):
+                if self._is_placed(Placement(job, attempt, rank)):
                     continue
                 owned = owned or self._own_topology()
                 event = TopologyEvent(
@@ -256,6 +257,24 @@ class Aligner:
                 )
                 self.inferred.append(event)
                 self._apply(event)
+
+    def _as_before(self, tick: Tick) -> bool:
+        """Whether a node says of its ranks what it said last, and its jobs' layouts are still the ones that were looked at then."""
+        said, layouts = self._running.get(tick.node, ((), ()))
+        if said == tick.placements and all(self.topology.job(layout.job) is layout for layout in layouts):
+            return True
+        known = (self.topology.job(job) for job in {placed.job for placed in tick.placements})
+        if all(map(self._is_placed, tick.placements)):
+            self._running[tick.node] = tick.placements, tuple(layout for layout in known if layout is not None)
+            return True
+        return False
+
+    def _is_placed(self, placed: Placement) -> bool:
+        """Whether the topology has this rank already, or a newer attempt of its job."""
+        layout = self.topology.job(placed.job)
+        return layout is not None and (
+            layout.attempt > placed.attempt or (layout.attempt == placed.attempt and placed.rank in layout.ranks)
+        )
 
     def _note_clocks(self, ticks: list[Placed], now_ns: int) -> None:
         counts: dict[str, int] = {}
@@ -270,8 +289,15 @@ class Aligner:
 
     def _place_all(self, ticks: list[Placed], now_ns: int) -> None:
         waiting, self._parked = self._parked, []
-        for parked in (*waiting, *(_Parked(now_ns, placed) for placed in ticks)):
+        for parked in waiting:
             self._place(parked, now_ns)
+        for placed in ticks:
+            tick = placed.record
+            assert isinstance(tick, Tick)
+            if self._catalogs.fits(tick):
+                self._put_on_grid(placed, tick, now_ns)
+            else:
+                self._place(_Parked(now_ns, placed), now_ns)
 
     def _place(self, parked: _Parked, now_ns: int) -> None:
         tick = parked.placed.record
@@ -310,8 +336,11 @@ class Aligner:
         self._rejected.append(Rejected(placed.topic, placed.partition, placed.offset, reason, encode(placed.record)))
 
     def _placed_nodes(self) -> set[str]:
-        """Nodes of running jobs: expected even before their first tick."""
-        return {node for layout in self.topology.jobs() for node in layout.nodes}
+        """Nodes of running jobs: expected even before their first tick. Worked out anew for another picture only."""
+        if self._expected_of is not self.topology:
+            self._expected = {node for layout in self.topology.jobs() for node in layout.nodes}
+            self._expected_of = self.topology
+        return self._expected
 
 
 def _plain(placed: Placed) -> tuple[str, int, int, bytes]:

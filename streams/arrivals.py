@@ -84,7 +84,10 @@ class Clocks:
     limit_ms: int
     interval_ms: int
     _samples: dict[str, deque[int]] = field(default_factory=dict)
+    _least: dict[str, int] = field(default_factory=dict)
+    """Of the samples of each node that has enough of them to be trusted."""
     _boots: dict[str, str] = field(default_factory=dict)
+    _settled: bool = True
     _shared_ns: int = 0
 
     def note(self, node: str, boot_id: str, observed_at_ns: int, arrived_at_ns: int) -> None:
@@ -92,24 +95,31 @@ class Clocks:
         if self._boots.get(node) != boot_id:
             self._boots[node] = boot_id
             self._samples[node] = deque(maxlen=CLOCK_SAMPLES)
+            self._least.pop(node, None)
         self._samples[node].append(arrived_at_ns - observed_at_ns)
+        self._learn(node)
 
     def settle(self) -> None:
         """Work out what all nodes share; once per cut."""
-        trusted = [min(samples) for samples in self._samples.values() if len(samples) >= TRUSTED_SAMPLES]
-        self._shared_ns = int(median(trusted)) if len(trusted) > 1 else 0
+        if not self._settled:
+            self._shared_ns = int(median(self._least.values())) if len(self._least) > 1 else 0
+            self._settled = True
 
     def correction_ns(self, node: str, observed_at_ns: int, arrived_at_ns: int) -> int:
         """What to add to the node's times, 0 while its clock is within the limit."""
-        samples = self._samples.get(node, ())
+        least_ns = self._least.get(node)
         # a record cannot arrive before it was made: a clock ahead of ours shows at once
-        offset_ns = min(0, arrived_at_ns - observed_at_ns)
-        if len(samples) >= TRUSTED_SAMPLES:
-            offset_ns = min(samples) - self._shared_ns
+        offset_ns = min(0, arrived_at_ns - observed_at_ns) if least_ns is None else least_ns - self._shared_ns
         if abs(offset_ns) <= self.limit_ms * NS_PER_MS:
             return 0
         interval_ns = self.interval_ms * NS_PER_MS
         return round(offset_ns / interval_ns) * interval_ns
+
+    def _learn(self, node: str) -> None:
+        samples = self._samples[node]
+        if len(samples) >= TRUSTED_SAMPLES:
+            self._least[node] = min(samples)
+        self._settled = False
 
     def snapshot(self) -> dict[str, Any]:
         """Plain containers."""
@@ -124,3 +134,4 @@ class Clocks:
         self._boots = dict(state["boots"])
         self._samples = {node: deque(values, maxlen=CLOCK_SAMPLES) for node, values in state["samples"].items()}
         self._shared_ns = state["shared"]
+        self._least = {node: min(kept) for node, kept in self._samples.items() if len(kept) >= TRUSTED_SAMPLES}

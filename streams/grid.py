@@ -58,7 +58,9 @@ class Grid:
         """Put a tick into its cell; False when that cell has closed. Of two ticks of a node in one cell the last observed wins."""
         event_ns = tick.observed_at_ns + correction_ns
         cell = (event_ns + self.interval_ns // 4) // self.interval_ns
-        node = self._nodes.setdefault(tick.node, _Node(cell, now_ns))
+        node = self._nodes.get(tick.node)
+        if node is None:
+            node = self._nodes[tick.node] = _Node(cell, now_ns)
         node.last_cell, node.arrived_at_ns, node.absent_cells = max(node.last_cell, cell), now_ns, 0
         node.skewed = correction_ns != 0
         self._forgotten.discard(tick.node)
@@ -114,7 +116,8 @@ class Grid:
         self._forgotten = set(state["forgotten"])
 
     def _advance(self, event_ns: int, now_ns: int) -> None:
-        if event_ns > self._event_at(now_ns):
+        # event time never lies before the newest tick: most ticks of a cell are seen to change nothing without asking how far it has moved
+        if event_ns > self._event_ns and event_ns > self._event_at(now_ns):
             self._event_ns, self._event_arrived_ns = event_ns, now_ns
 
     def _event_at(self, now_ns: int) -> int:

@@ -61,6 +61,8 @@ class Catalogs:
     def __init__(self) -> None:
         self.names = Names()
         self._by_id: dict[str, Catalog] = {}
+        self._row_bytes: dict[str, int] = {}
+        """Of one device, of each layout that can be used."""
         self._unusable: dict[str, str] = {}
         self._merged: dict[tuple[str, ...], Columns] = {}
 
@@ -69,10 +71,17 @@ class Catalogs:
         if catalog.catalog_id in self._by_id:
             return
         self._by_id[catalog.catalog_id] = catalog
+        self._row_bytes[catalog.catalog_id] = 4 * len(catalog.metrics)
         names = [metric.name for metric in catalog.metrics]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
+            del self._row_bytes[catalog.catalog_id]
             self._unusable[catalog.catalog_id] = f"catalogue {catalog.catalog_id} names {', '.join(twice)} twice"
+
+    def fits(self, tick: Tick) -> bool:
+        """Whether nothing is `missing` and nothing a `misfit`: nearly always."""
+        row_bytes = self._row_bytes
+        return all(len(b.values) == row_bytes.get(b.catalog_id, -1) * len(b.devices) for b in tick.blocks)
 
     def missing(self, tick: Tick) -> str | None:
         """A catalogue id that the tick uses and nobody has sent yet."""
@@ -104,7 +113,7 @@ class Catalogs:
 
     def restore(self, state: list[bytes]) -> None:
         """Take `snapshot`'s layouts over."""
-        self._by_id, self._unusable, self._merged = {}, {}, {}
+        self._by_id, self._row_bytes, self._unusable, self._merged = {}, {}, {}, {}
         for payload in state:
             self.learn(decode(payload))
 

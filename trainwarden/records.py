@@ -28,8 +28,11 @@ Int = Annotated[int, msgspec.Meta(le=2**63 - 1)]
 """A whole number of a record: the wire could carry larger ones, arrays, snapshots and the store could not."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Record(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Header of every record.
+
+    Records are frozen and hold no records that hold them, so the collector of cycles need not walk them (``gc=False``): a worker with a
+    thousand nodes spent a quarter of its reading there.
 
     Attributes
     ----------
@@ -53,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
     boot_id: str = ""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of structs that live inside records."""
 
 

@@ -168,7 +168,8 @@ class Metrics:
             self._values[key] = self._values.get(key, 0.0) + by
 
     def _key(self, name: str, labels: Mapping[str, str]) -> _Key:
-        return name, (("component", self._component), *sorted(labels.items()))
+        ordered = sorted(labels.items()) if len(labels) > 1 else labels.items()
+        return name, (("component", self._component), *ordered)
 
 
 def quantile_ms(buckets: Mapping[float, float], share: float) -> float | None:

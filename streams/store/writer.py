@@ -48,8 +48,9 @@ MEMBER_FOR_S = 3.0
 class BatchLimits:
     """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows.
 
-    An insert costs much the same for a hundred rows as for ten thousand, and there is one for each table. So a batch may grow `STRETCH`
-    times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait four seconds, not half of one.
+    An insert costs much the same for a hundred rows as for ten thousand, and there is one for each table. So a batch may grow
+    `STRETCH` times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait four
+    seconds, not half of one.
 
     `catalog_wait_s` is how long a tick waits for its catalogue before it is a dead letter.
     """

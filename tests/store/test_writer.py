@@ -93,10 +93,10 @@ def test_everything_arrives_in_its_table(client: Any) -> None:
     settle(writer_of(bus, client))
     counts = {table: one(client, f"SELECT count() FROM {table}") for table in (
         "host_ticks", "process_ticks", "nic_ticks", "mesh_ticks", "gpu_ticks", "other_ticks", "gaps", "steps", "log_events", "topology",
-        "verdicts",        "incidents", "incident_revisions", "plans", "actions", "deliveries", "policy_changes", "dead_letters")}  # fmt: skip
+        "verdicts", "incidents", "incident_revisions", "plans", "actions", "deliveries", "policy_changes", "dead_letters")}  # fmt: skip
     assert counts == {"host_ticks": 1, "process_ticks": 1, "nic_ticks": 2, "mesh_ticks": 1, "gpu_ticks": 1, "other_ticks": 1, "gaps": 1,
-                      "steps": 4, "log_events": 1, "topology": 1, "verdicts": 1, "incidents": 1, "incident_revisions": 2, "plans": 1, "actions": 1,
-                      "deliveries": 1, "policy_changes": 1, "dead_letters": 1}  # fmt: skip
+                      "steps": 4, "log_events": 1, "topology": 1, "verdicts": 1, "incidents": 1, "incident_revisions": 2, "plans": 1,
+                      "actions": 1, "deliveries": 1, "policy_changes": 1, "dead_letters": 1}  # fmt: skip
     assert one(client, "SELECT kind, culprit, status FROM incidents") == ("rank_frozen", "node:n2", "closed")
     assert one(client, "SELECT detect_s, act_s, recover_s FROM incidents") == (3.0, 2.0, 9.0)
     assert one(client, "SELECT hex(payload) FROM dead_letters") == "FF00"

@@ -1,0 +1,185 @@
+"""Cost of a tick against the number of nodes: decode, align and detect, from 128 to 16,384 nodes of eight GPUs.
+
+    python -m benchmarks.linear [--quick] [--warm 8] [--ticks 12] [--json FILE] [--plot FILE]
+
+The worker's own stage with all detectors is called directly, four cuts a second as in production, on what a simulated cluster of each size
+says (ticks, steps, logs, topology); no broker and no client. Shown: milliseconds of processor time for each second of the cluster, medians
+over the ticks after the warm-up, and the exponent of a power law through all sizes: 1 is linear. `--quick` ends at 2,048 nodes and takes
+two minutes. 16,384 nodes need 8 GB of memory. Exit code 1 when the exponent of the total is above the bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from benchmarks._stream import Places, seconds
+from collectors.simulated.encode import Sent
+from collectors.simulated.spec import START_NS
+from streams.detect import Pipeline
+from streams.stage import RawStage
+from trainwarden.clock import NS_PER_S, SimulatedClock
+from trainwarden.config import from_table
+from trainwarden.selfmetrics import Metrics
+
+SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+QUICK_SIZES = SIZES[:5]
+EXPONENT_BAR = 1.1
+CUTS = 4
+PARTS = ("decode", "align", "detect")
+
+
+@dataclass
+class Worker:
+    """Decoding, alignment and detection of one cluster, with processor time of each part."""
+
+    clock: SimulatedClock = field(default_factory=lambda: SimulatedClock(START_NS))
+    spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    ticks: int = 0
+
+    def __post_init__(self) -> None:
+        config = from_table({"cluster": "sim"})
+        self.metrics = Metrics("worker")
+        self.pipeline = Pipeline(config, metrics=self.metrics)
+        self.stage = RawStage(config, self.pipeline, self.clock, "linear", self.metrics)
+        self._places = Places()
+
+    def second(self, sent: list[Sent]) -> dict[str, float]:
+        """One second of the cluster; returns milliseconds by part."""
+        before = dict(self.spent_s)
+        for quarter in quarters(sent):
+            self.clock.advance_ns(NS_PER_S // CUTS)
+            self._cut(quarter)
+        return {part: 1000 * (self.spent_s[part] - before[part]) for part in PARTS}
+
+    def _cut(self, sent: list[Sent]) -> None:
+        messages, now_ns = self._places.of(sent, self.clock.now_ns()), self.clock.now_ns()
+        began_s = process_time()
+        self.stage.take(messages)
+        decoded_s = process_time()
+        frame = self.pipeline.aligner.cut(now_ns)
+        aligned_s = process_time()
+        if frame is not None:
+            self.pipeline.run(frame)
+            self.ticks += len(frame.ticks)
+        self.pipeline.aligner.inferred.clear()
+        detected_s = process_time()
+        for part, took_s in zip(
+            PARTS, (decoded_s - began_s, aligned_s - decoded_s, detected_s - aligned_s), strict=True
+        ):
+            self.spent_s[part] += took_s
+
+    def detectors_ms(self) -> dict[str, float]:
+        """Milliseconds by detector so far."""
+        return {name: self.metrics.value("tw_detector_ms_sum", detector=name) for name in self.pipeline.detectors}
+
+
+def quarters(sent: list[Sent]) -> Iterator[list[Sent]]:
+    """A second's messages by the cut that sees them first."""
+    for number in range(CUTS):
+        yield [one for one in sent if min(int(CUTS * (one.arrives_s % 1)), CUTS - 1) == number]
+
+
+def measure(nodes: int, warm: int, ticks: int) -> dict[str, Any]:
+    """Median milliseconds a tick of `nodes` nodes."""
+    worker, rows, before = Worker(), [], {}
+    for number, sent in enumerate(seconds(nodes, warm + ticks)):
+        if number == warm:
+            before = worker.detectors_ms()
+        taken = worker.second(sent)
+        rows.append({**taken, "messages": len(sent)})
+    if worker.ticks < warm + ticks - 3:
+        raise SystemExit(f"{nodes} nodes: {worker.ticks} ticks were closed of {warm + ticks}")
+    timed = rows[warm:]
+    medians = {part: round(statistics.median(row[part] for row in timed), 3) for part in (*PARTS, "messages")}
+    spent = {name: round((ms - before[name]) / ticks, 3) for name, ms in worker.detectors_ms().items()}
+    return {"nodes": nodes, **medians, "total": round(sum(medians[part] for part in PARTS), 3), "detectors": spent}
+
+
+def exponent(rows: list[dict[str, Any]], part: str) -> float:
+    """Of the power law through the sizes."""
+    known = [(row["nodes"], row[part]) for row in rows if row[part] > 0]
+    nodes, ms = np.log(np.array(known, dtype=float)).T
+    return round(float(np.polyfit(nodes, ms, 1)[0]), 3)
+
+
+def table(rows: list[dict[str, Any]], exponents: dict[str, float]) -> str:
+    """The result for people."""
+    lines = [
+        f"{'nodes':>7} {'messages':>9} " + " ".join(f"{part + ' ms':>10}" for part in (*PARTS, "total")) + "   us/node"
+    ]
+    lines += [
+        f"{row['nodes']:7d} {row['messages']:9.0f} "
+        + " ".join(f"{row[part]:10.1f}" for part in (*PARTS, "total"))
+        + f" {1000 * row['total'] / row['nodes']:9.1f}"
+        for row in rows
+    ]
+    lines.append("exponent of the fit: " + ", ".join(f"{part} {value:.2f}" for part, value in exponents.items()))
+    lines.append(f"1 is linear; the bar for the total is {EXPONENT_BAR}")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], exponents: dict[str, float], path: Path) -> None:
+    """Cost against nodes, both logarithmic, beside a straight line of slope 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.4))
+    nodes = [row["nodes"] for row in rows]
+    for part in (*PARTS, "total"):
+        axes.plot(nodes, [row[part] for row in rows], marker="o", label=f"{part}: nodes^{exponents[part]:.2f}")
+    first = rows[0]["total"]
+    axes.plot(nodes, [first * n / nodes[0] for n in nodes], linestyle=":", color="grey", label="linear")
+    axes.set(
+        xscale="log", yscale="log", xlabel="nodes (8 GPUs each, 1 Hz)", ylabel="processor ms per second of the cluster"
+    )
+    axes.legend()
+    axes.grid(which="both", alpha=0.2)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"up to {QUICK_SIZES[-1]} nodes")
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="leave out sizes above this")
+    parser.add_argument("--warm", type=int, default=8, help="ticks in which detectors allocate")
+    parser.add_argument("--ticks", type=int, default=12)
+    parser.add_argument("--json", type=Path, default=None, help="write the result here too")
+    parser.add_argument("--plot", type=Path, default=None, help="draw it")
+    given = parser.parse_args()
+    sizes = [size for size in (QUICK_SIZES if given.quick else SIZES) if size <= given.most]
+    if len(sizes) < 2:
+        parser.error(f"--most: {given.most} found, expected at least {SIZES[1]}: a fit needs two sizes")
+    rows = []
+    for size in sizes:
+        rows.append(measure(size, given.warm, given.ticks))
+        print(f"{size} nodes: {rows[-1]['total']:.1f} ms", file=sys.stderr, flush=True)
+        gc.collect()
+    exponents = {part: exponent(rows, part) for part in (*PARTS, "total")}
+    print(table(rows, exponents))
+    if given.json is not None:
+        given.json.write_text(
+            json.dumps({"rows": rows, "exponents": exponents, "bar": EXPONENT_BAR}, indent=1) + "\n", encoding="utf-8"
+        )
+    if given.plot is not None:
+        plot(rows, exponents, given.plot)
+    return int(exponents["total"] > EXPONENT_BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
