@@ -69,6 +69,8 @@ REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
 READ_ROUNDS, READ_RECORDS = 20, 5000
 """So much is read before a cut, at most."""
+SILENT_S = 30.0
+"""A partition that does not come to its end, and says nothing for so long, is not waited for."""
 RECENT_VERDICTS_S = 60
 STOP_S = 1.5
 STOP_LIMIT_S = 2.8
@@ -256,6 +258,10 @@ class RawService:
         cut_s = self._config.streams.cut_ms / 1000
         next_cut_s = loop.time() + cut_s
         self._next_snapshot_s = loop.time() + self._config.streams.snapshot_s
+        # what came while nobody was at work is read before time goes on, else all nodes would have been silent meanwhile
+        while not await self._read_to_end(consumer, list(consumer.assignment())):
+            await asyncio.sleep(RETRY_S)
+        self._fresh = True
         while True:
             await asyncio.sleep(max(0.0, next_cut_s - loop.time()))
             next_cut_s = max(next_cut_s + cut_s, loop.time())
@@ -294,18 +300,28 @@ class RawService:
         fetched each in its own time. False when the broker cannot say how much there is."""
         if not self._fresh:
             return True
-        raw = [place for place in consumer.assignment() if place.topic != SUMMARIES.name]
+        places = [place for place in consumer.assignment() if place.topic != SUMMARIES.name]
+        self._fresh = not await self._read_to_end(consumer, places)
+        return not self._fresh
+
+    async def _read_to_end(self, consumer: Any, places: list[TopicPartition]) -> bool:
+        """Read what these hold now, as far as one cut may go; False when the broker does not say how much that is."""
+        loop = asyncio.get_running_loop()
         try:
-            ends = await consumer.end_offsets(raw)
+            ends = await consumer.end_offsets(places)
         except KafkaError as error:
             log.warning("nothing is cut before the broker answers: %s", type(error).__name__)
             return False
-        for _ in range(READ_ROUNDS):
-            if all([await consumer.position(place) >= end for place, end in ends.items()]):
+        count, deadline_s = 0, loop.time() + SILENT_S
+        while not all([await consumer.position(place) >= end for place, end in ends.items()]):
+            batches = await consumer.getmany(*places, timeout_ms=SILENCE_MS, max_records=READ_RECORDS)
+            messages = [message_of(record) for records in batches.values() for record in records]
+            self._stage.take(messages)
+            count += len(messages)
+            if messages:
+                deadline_s = loop.time() + SILENT_S
+            if count >= READ_ROUNDS * READ_RECORDS or loop.time() > deadline_s:
                 break
-            batches = await consumer.getmany(*raw, timeout_ms=SILENCE_MS, max_records=READ_RECORDS)
-            self._stage.take(message_of(record) for records in batches.values() for record in records)
-        self._fresh = False
         return True
 
     async def _cut(self) -> None:
@@ -615,7 +631,8 @@ async def _broker_ready(config: Config, stopping: asyncio.Event) -> bool:
     return False
 
 
-def faust_app(config: Config, group: str = "correlator") -> Any:
+def faust_app(config: Config, group: str = "correlator", **more: Any) -> Any:
+    """A Faust application that joins a group and keeps nothing; `more` are settings of Faust's."""
     host, _, port = config.streams.web_listen.rpartition(":")
     os.environ.setdefault("FAUST_LOOP", "aio")
     return faust.App(
@@ -639,6 +656,7 @@ def faust_app(config: Config, group: str = "correlator") -> Any:
         web_host=host or "127.0.0.1",
         web_port=int(port or 0),
         web_in_thread=False,
+        **more,
     )
 
 

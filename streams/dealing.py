@@ -145,7 +145,8 @@ class UnitsApplication(Application):
         super().__init__(config, metrics, clock)
 
     def _made(self) -> Any:
-        return faust_app(self._config, "units")
+        # with stand-bys for tables, which there are none of, Faust would fill some workers to the brim and leave others without a unit
+        return faust_app(self._config, "units", table_standby_replicas=0)
 
     def _declare(self) -> None:
         app = self.app

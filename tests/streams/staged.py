@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from streams.service import BusWorker, read_all
 from streams.units import units
@@ -149,6 +149,16 @@ class Staged:
         self.publisher.publish("tw.logs", node.encode(), encode(event))
         self.publisher.flush(60)
 
+    def forget(self, *topics: str) -> None:
+        """Delete topics, and make them again empty."""
+        admin = KafkaAdminClient(bootstrap_servers=[self.bootstrap], request_timeout_ms=60_000)
+        try:
+            admin.delete_topics(list(topics))
+            self.until("the broker has forgotten", lambda: not set(topics) & set(admin.list_topics()))
+        finally:
+            admin.close()
+        self.bus.ensure_topics(needed(2))
+
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def have_all(self, *workers: Worker) -> bool:
@@ -261,6 +271,8 @@ def unique(messages: list[Message]) -> dict[str, bytes]:
     return found
 
 
-def stopped(worker: Worker) -> None:
-    worker.process.send_signal(signal.SIGTERM)
-    assert worker.process.wait(60) == 0, worker.log.read_text()[-3000:]
+def stopped(*workers: Worker) -> None:
+    for worker in workers:
+        worker.process.send_signal(signal.SIGTERM)
+    for worker in workers:
+        assert worker.process.wait(60) == 0, worker.log.read_text()[-3000:]

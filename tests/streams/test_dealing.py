@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.streams.staged import Staged, stopped
-from tests.streams.words import detectors
+from tests.streams.words import PATIENCE_NS, detectors
 from trainwarden.embedded.kafka import ApacheKafka
 from trainwarden.records import Incident
 
@@ -19,6 +19,7 @@ def test_two_workers_share_the_units_and_one_that_is_killed_is_not_missed(
     kafka_runtime: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.detect.registry", detectors)
+    monkeypatch.setattr("streams.merge.PATIENCE_NS", PATIENCE_NS)
     with ApacheKafka(tmp_path / "kafka") as broker:
         site = Staged(tmp_path, broker.bootstrap)
         try:

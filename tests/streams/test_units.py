@@ -112,7 +112,7 @@ def test_a_frame_of_the_second_stage_holds_what_the_one_stage_sees() -> None:
     rest = next(worker for hand in site.hands for worker in hand if worker.stage.role.owner == f"share/{REST}")
     for name, worker in (("whole", whole), ("units", rest)):
         run, ticks = worker.stage.pipeline.run, seen[name]
-        worker.stage.pipeline.run = lambda frame, keep_every=1, run=run, ticks=ticks: ticks.extend(frame.ticks) or run(frame)  # type: ignore[method-assign, misc]
+        worker.stage.pipeline.run = lambda frame, keep_every=1, run=run, ticks=ticks: ticks.extend(frame.ticks) or run(frame)  # type: ignore[method-assign, misc]  # fmt: skip
     site.hands.append([whole])
     site.run(5)
     site.cluster.silent.add("n05")

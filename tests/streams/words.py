@@ -12,6 +12,7 @@ from pathlib import Path
 from detectors.base import Detector, Frame
 from detectors.steps.hang import HangDetector
 from tests.streams.fingerprint import Detectors
+from trainwarden.clock import NS_PER_S
 from trainwarden.config import load
 from trainwarden.records import Entity, EntityKind, Verdict, encode
 
@@ -66,6 +67,8 @@ class Links(Words):
 
 
 WORDS = (Words, Relation, Lines, Trends, Links)
+PATIENCE_NS = 120 * NS_PER_S
+"""A loaded machine takes its time for a takeover: here nobody goes on without a block."""
 
 
 def detectors() -> Detectors:
@@ -77,7 +80,9 @@ if __name__ == "__main__":
 
     import streams.app
     import streams.detect
+    import streams.merge
 
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     streams.detect.registry = detectors  # type: ignore[assignment]
+    streams.merge.PATIENCE_NS = PATIENCE_NS
     streams.app.run(load(Path(sys.argv[1])))
