@@ -9,19 +9,9 @@ from dataclasses import dataclass
 
 from collectors.agent import Look, families_of
 from collectors.base import registry
+from collectors.reasons import meaning
 from trainwarden.records import Block
 
-REASONS = {
-    "not_started": "listens only while the agent runs",
-    "permission": "may not be read: see the table of capabilities and mounts in docs/collectors.md",
-    "missing": "the file is not there",
-    "malformed": "the file is not what it should be",
-    "hung": "asked, and no answer came",
-    "deadline": "no answer in time",
-    "timeout": "no answer in time",
-    "no_rail_address": "set collector.rail_address",
-    "error": "failed: see the log",
-}
 FACTS_SHOWN = 12
 HARMLESS = ("not_started", "no_rail_address", "missing")
 """Gaps that a look from outside a running agent always has, or that only mean that the thing is not here."""
@@ -43,7 +33,7 @@ class Explanation:
         state = f"on   {self.cost_ms:6.2f} ms" if self.on else "off          "
         yield f"{self.source:12} {state}  {'; '.join(self.found) or ('nothing' if self.on else 'switched off')}"
         for gap in self.gaps:
-            yield f"{'':27} - {gap}: {REASONS.get(gap, 'see docs/collectors.md')}"
+            yield f"{'':27} - {gap}: {meaning(gap) or 'see docs/collectors.md'}"
         if self.text:
             yield f"{'':27} - {self.text}"
 
@@ -142,7 +132,7 @@ def findings(seen: Look) -> list[Finding]:
     for name, sample in seen.samples.items():
         for gap in dict.fromkeys(gap.reason for gap in sample.gaps):
             if gap not in HARMLESS:
-                found.append(Finding(f"source {name}", f"{gap}: {REASONS.get(gap, 'see docs/collectors.md')}"))
+                found.append(Finding(f"source {name}", f"{gap}: {meaning(gap) or 'see docs/collectors.md'}"))
     return [*found, *(Finding("topology", conflict.sentence()) for conflict in seen.context.facts.board.conflicts())]
 
 

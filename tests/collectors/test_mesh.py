@@ -279,11 +279,19 @@ def network(nodes: int, per_leaf: int, known: bool = True) -> dict[str, Place]:
     return {f"n{i:04d}": Place(f"leaf{i // per_leaf:03d}" if known else "") for i in range(nodes)}
 
 
-@pytest.mark.parametrize(("per_leaf", "begin_s"), [(32, 7), (5, 1)])
+@pytest.mark.parametrize(
+    ("per_leaf", "begin_s", "rails"),
+    [(32, 7, 0), (5, 1, 0), (32, 3, 8)],
+    ids=["32 below", "5 below", "rails and racks"],
+)
 def test_1250_nodes_see_every_pair_of_leaves_within_any_minute_at_less_than_20_probes_a_second(
-    per_leaf: int, begin_s: int
+    per_leaf: int, begin_s: int, rails: int
 ) -> None:
     places = network(1250, per_leaf)
+    if rails:  # racks of four: a rack's nodes hang at as many leaves, each on a rail of its own
+        places = {
+            f"n{i:04d}": Place(f"leaf{i // (per_leaf * rails):02d}.{i % rails}", str(i % rails)) for i in range(1250)
+        }
     leaves = sorted({place.leaf for place in places.values()})
     seen: set[tuple[str, str]] = set()
     asked: Counter[str] = Counter()
