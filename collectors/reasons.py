@@ -37,6 +37,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "port_in_use": ("`mesh`: another program has the probe port", "`collector.probe_port`"),
     "stalled": ("`mounts`: a file system does not answer, its row says which", "the file server"),
     "request_stays": ("`stacks`: the request file cannot be taken away", "rights of `run_dir`"),
+    "child_ended": ("`journal`: the program that reads it ended, with the code behind the colon", "run that by hand"),
     "podinfo": ("`kubernetes`: the downward API files cannot be read", "the volume of the DaemonSet"),
     "driver": ("`amd`: the bus has chips and no driver is bound to them", "load the driver"),
     "no_tool": ("chips, but neither a page nor a tool", "start the exporter, or put the tool into the image"),

@@ -12,7 +12,7 @@ from collectors.nvidia import wire
 from collectors.reasons import PARTS, REASONS, meaning, table
 
 ROOT = Path(__file__).parents[2]
-GIVERS = {"Gap": 1, "SourceError": 0, "PageError": 0, "_gap": 1, "_error": 0}
+GIVERS = {"Gap": 1, "SourceError": 0, "PageError": 0, "_gap": 1, "_error": 0, "_complain": 0}
 """What makes a reason, and which of its arguments that is."""
 KEEPERS = ("_problem", "_problems", "_reasons")
 
@@ -47,7 +47,10 @@ def given(node: ast.AST) -> list[ast.expr]:
 
 
 def choices(node: ast.expr) -> list[ast.expr]:
-    """Both branches of ``a if b else c``."""
+    """Both branches of ``a if b else c``; of ``f"code:{detail}"`` the code."""
+    if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+        code, colon, _ = str(node.values[0].value).partition(":")
+        return [ast.Constant(code, lineno=node.lineno)] if colon else []
     return [*choices(node.body), *choices(node.orelse)] if isinstance(node, ast.IfExp) else [node]
 
 
