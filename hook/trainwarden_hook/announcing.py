@@ -54,7 +54,7 @@ class _Ear:
 
     def __init__(self) -> None:
         self.pauses: Callable[[], Pauses | None] = lambda: None
-        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.models: dict[int, weakref.ref[Any]] = {}
         self.failed = False
 
     def tell(self, what: Callable[[Pauses], Any]) -> None:
@@ -90,7 +90,8 @@ def watch_model(model: Any) -> None:
         return
     from torch.nn import Module
 
-    _ear.models.update(part for part in (model, getattr(model, "module", None)) if isinstance(part, Module))
+    parts = [part for part in (model, getattr(model, "module", None)) if isinstance(part, Module)]
+    _ear.models = {id(part): weakref.ref(part) for part in parts}
     if not hasattr(Module.train, _OURS):
         Module.train = _switching(Module.train)  # type: ignore[method-assign]
 
@@ -152,7 +153,9 @@ def _around(plain: Any, begin: Callable[[Pauses], None], end: Callable[[Pauses],
 def _switching(plain: Any) -> Any:
     @functools.wraps(plain)
     def train(self: Any, mode: bool = True) -> Any:
-        if self in _ear.models:
+        # asked for each module of a model, by trainers in each step: a dictionary costs a tenth of a weak set
+        known = _ear.models.get(id(self))
+        if known is not None and known() is self:
             _ear.tell(_evaluation_ends if mode else _evaluation_begins)
         return plain(self, mode)
 
