@@ -19,32 +19,45 @@ from dataclasses import dataclass, replace
 from detectors.base import Detector, Frame
 from trainwarden.clock import NS_PER_MS
 
-LEVELS = ((60.0, 8), (30.0, 4), (15.0, 2))
-"""From so many grid points of backlog on, one of so many is looked at. Detectors are three quarters of a worker's cost (docs/scale.md):
-beyond one in eight nothing more is won."""
+LEVELS = ((20.0, 8), (10.0, 4), (4.0, 2))
+"""From a backlog of so many seconds of work on, one grid point of so many is looked at. Detectors are three quarters of a worker's cost
+(docs/scale.md): beyond one in eight nothing more is won."""
+LEARN = 0.2
 PATIENT = frozenset({"threshold", "series", "relation"})
 """Packages of detectors that follow levels and trends."""
 
 
 @dataclass
 class Shedding:
-    """The level in use. It rises at once, and falls when the backlog is below half of what it began at."""
+    """The level in use: it rises at once, and falls when the backlog is below half of what it began at.
+
+    A backlog is told in seconds that it takes to work it off, by what a whole grid point took lately: that a stream is read faster than
+    it was sent, as in a replay, is no overload while the worker copes.
+    """
 
     keep_every: int = 1
+    point_ms: float = 0.0
 
-    def look(self, backlog: float) -> int:
+    def look(self, points: float) -> int:
         """The level for a backlog of so many grid points.
 
         Examples
         --------
-        >>> shedding = Shedding()
-        >>> [shedding.look(backlog) for backlog in (3, 20, 70, 40, 20, 10, 7)]
+        >>> shedding = Shedding(point_ms=500.0)
+        >>> [shedding.look(points) for points in (3, 10, 60, 30, 18, 5, 3)]
         [1, 2, 8, 8, 4, 2, 1]
         """
-        rising = next((keep for limit, keep in LEVELS if backlog >= limit), 1)
-        holding = next((keep for limit, keep in LEVELS if backlog >= limit / 2), 1)
+        backlog_s = points * self.point_ms / 1000
+        rising = next((keep for limit_s, keep in LEVELS if backlog_s >= limit_s), 1)
+        holding = next((keep for limit_s, keep in LEVELS if backlog_s >= limit_s / 2), 1)
         self.keep_every = max(rising, min(self.keep_every, holding))
         return self.keep_every
+
+    def took(self, points: int, duration_ms: float) -> None:
+        """So many whole grid points took so long; what was thinned says nothing of that."""
+        if points and self.keep_every == 1:
+            learn = LEARN if self.point_ms else 1.0
+            self.point_ms += learn * (duration_ms / points - self.point_ms)
 
 
 def patient(detector: Detector) -> bool:

@@ -188,6 +188,7 @@ class RawStage:
         self._turn = 0
         self._shedding = Shedding()
         self._in_a_point = {SUMMARIES.name: TICKS.partitions}
+        self._unread_points = 0.0
         self.pipeline = pipeline
         self.keep_every = 1
         self.seq = 0
@@ -264,7 +265,7 @@ class RawStage:
 
     def cut(self, now_ns: int) -> CutResult:
         """Make a frame of what was read, run it, and describe it. An idle cluster leaves no trace."""
-        frame, verdicts = self._run(now_ns, "live", self.keep_every)
+        frame, verdicts = self._run(now_ns, "live")
         if frame is not None or self._took_in():
             self.seq += 1
             self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
@@ -276,9 +277,7 @@ class RawStage:
 
     def note_lag(self, unread: Mapping[str, int]) -> None:
         """Tell how many records lie unread, by topic: a worker that is behind shows its detectors less (`streams.shedding`)."""
-        backlog = max((unread.get(topic, 0) / size for topic, size in self._in_a_point.items()), default=0.0)
-        self.keep_every = self._shedding.look(backlog)
-        self._metrics.set("tw_keep_every", self.keep_every)
+        self._unread_points = max(unread.get(topic, 0) / size for topic, size in self._in_a_point.items())
 
     def more(self, now_ns: int) -> bool:
         """Whether what was read is good for another frame at once (in the second stage, after a hold-up)."""
@@ -350,12 +349,11 @@ class RawStage:
         else:
             aligner.add(message.topic, message.partition, message.offset, record)
 
-    def _run(self, now_ns: int, phase: str, keep_every: int) -> tuple[Frame | None, tuple[Verdict, ...]]:
+    def _run(self, now_ns: int, phase: str, keep_every: int = 0) -> tuple[Frame | None, tuple[Verdict, ...]]:
+        """`keep_every` is what a recorded cut says; 0: as it must be now."""
         aligner = self.pipeline.aligner
         frame = aligner.cut(now_ns)
-        verdicts = tuple(self.pipeline.run(frame, keep_every)) if frame is not None else ()
-        if frame is not None and frame.ticks:
-            self._in_a_point[TICKS.name] = max(1, len(frame.ticks[-1].nodes))
+        verdicts = tuple(self._detect(frame, keep_every)) if frame is not None else ()
         self.last_cut_ns = now_ns
         self._bury_rejected(now_ns)
         if self.role.block is None:
@@ -368,6 +366,16 @@ class RawStage:
         if aligner.closed_until_ns:
             self._metrics.set("tw_tick_age_seconds", (now_ns - aligner.closed_until_ns) / 1e9)
         return frame, verdicts
+
+    def _detect(self, frame: Frame, keep_every: int) -> list[Verdict]:
+        points, started_ns = len(frame.ticks), self._clock.monotonic_ns()
+        if points:
+            self._in_a_point[TICKS.name] = max(1, len(frame.ticks[-1].nodes))
+        self.keep_every = keep_every or self._shedding.look(points + self._unread_points)
+        self._metrics.set("tw_keep_every", self.keep_every)
+        verdicts = self.pipeline.run(frame, self.keep_every)
+        self._shedding.took(points, (self._clock.monotonic_ns() - started_ns) / NS_PER_MS)
+        return verdicts
 
     def _summarise(self, block: int, frame: Frame) -> None:
         inferred = self.pipeline.aligner.inferred
