@@ -1,0 +1,121 @@
+"""What a worker reads before it cuts for the first time, on a consumer that answers late."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
+
+from streams import app
+from streams.pulse import Pulse
+from streams.stage import CorrelatorStage
+from streams.units import Unit, units
+from trainwarden.bus import Message
+from trainwarden.clock import SimulatedClock
+from trainwarden.config import Config, from_table
+from trainwarden.records import LogEvent, encode
+from trainwarden.selfmetrics import Metrics
+
+
+class Shelf:
+    """A consumer whose partitions hold log lines; each fetch brings one of one partition, and the first brings nothing."""
+
+    def __init__(self, *places: TopicPartition, held: int, stored: int = 0) -> None:
+        self.held = held
+        self.at = dict.fromkeys(places, stored)
+        self.fetches = 0
+        self.broken = False
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self.at)
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self.at[place] = offset
+
+    async def position(self, place: TopicPartition) -> int:
+        return self.at[place]
+
+    async def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        if self.broken:
+            raise KafkaConnectionError
+        return dict.fromkeys(places, self.held)
+
+    async def getmany(self, *places: TopicPartition, **_: Any) -> dict[TopicPartition, list[Any]]:
+        self.fetches += 1
+        behind = [place for place in places or self.at if self.at[place] < self.held]
+        if self.fetches == 1 or not behind:
+            return {}
+        place = sorted(behind)[0]
+        offset, self.at[place] = self.at[place], self.at[place] + 1
+        value = encode(LogEvent(node="n0", seq=offset, boot_id="b", observed_at_ns=1))
+        where = {"topic": place.topic, "partition": place.partition, "offset": offset}
+        return {place: [SimpleNamespace(**where, key=b"", value=value, timestamp=0)]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return from_table({"run_dir": str(tmp_path), "kafka": {"url": "kafka://127.0.0.1:1"}})
+
+
+async def nothing(topic: str, start: int) -> list[Message]:
+    del topic, start
+    return []
+
+
+def service(config: Config, unit: Unit | None = None) -> app.RawService:
+    clock, metrics = SimulatedClock(0), Metrics("worker")
+    pulse = Pulse(clock, 5.0)
+    correlator = CorrelatorStage(config, clock, metrics) if unit is None else None
+    outlet: Any = None
+    return app.RawService(config, outlet, correlator, metrics, clock, pulse, unit=unit, past=nothing)
+
+
+LOGS = [TopicPartition("tw.logs", number) for number in range(2)]
+
+
+def test_all_that_lies_there_is_read_before_the_first_cut_however_late_it_comes(config: Config) -> None:
+    made, shelf = service(config), Shelf(*LOGS, held=3)
+    assert asyncio.run(made._read_to_end(shelf, LOGS))
+    made._stage.cut(1)
+    assert made._stage.positions == {"tw.logs/0": 3, "tw.logs/1": 3}
+
+
+def test_nothing_is_cut_while_the_broker_does_not_say_how_much_there_is(config: Config) -> None:
+    made, shelf = service(config), Shelf(*LOGS, held=3)
+    shelf.broken = True
+    assert not asyncio.run(made._read_to_end(shelf, LOGS))
+    assert shelf.fetches == 0
+
+
+def test_a_partition_that_never_comes_to_its_end_is_not_waited_for_for_ever(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "SILENT_S", 0.0)
+    made, shelf = service(config), Shelf(*LOGS, held=3)
+    assert asyncio.run(made._read_to_end(shelf, LOGS))
+    assert shelf.fetches == 1
+
+
+@pytest.mark.parametrize("unit", [None, units()[0]])
+def test_without_a_snapshot_reading_begins_at_the_beginning_whatever_the_group_has_stored(
+    config: Config, unit: Unit | None
+) -> None:
+    """Stored positions are for lag monitors: recorded cuts could not be repeated from there."""
+    shelf = Shelf(*LOGS, held=3, stored=3)
+    asyncio.run(service(config, unit)._resume(shelf))
+    assert set(shelf.at.values()) == {0}
+
+
+def test_a_share_reads_what_else_lay_there_when_it_has_read_a_summary(config: Config) -> None:
+    made, shelf = service(config, units()[0]), Shelf(*LOGS, TopicPartition("tw.summaries", 0), held=2)
+    assert asyncio.run(made._read_up(shelf))
+    assert shelf.fetches == 0, "no summary, no question"
+    made._fresh = True
+    assert asyncio.run(made._read_up(shelf))
+    assert [shelf.at[place] for place in LOGS] == [2, 2]
+    assert shelf.at[TopicPartition("tw.summaries", 0)] == 0
