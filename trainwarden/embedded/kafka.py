@@ -13,10 +13,10 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from trainwarden.clock import Clock
 from trainwarden.embedded.child import Child, wait_until_stopped
+from trainwarden.embedded.owned import OwnedBroker
 from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
 from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
 from trainwarden.errors import UnavailableError
@@ -109,7 +109,7 @@ def _why(output: str) -> str:
     return f"{own} ({maven[8:308]})" if own and maven else own or "Kafka's start.sh failed without a word"
 
 
-class ApacheKafka:
+class ApacheKafka(OwnedBroker):
     """One Kafka node whose data outlive it.
 
     Parameters
@@ -132,6 +132,9 @@ class ApacheKafka:
     ...     kafka.start()
     """
 
+    name = "Apache Kafka"
+    stop_grace_s = _STOP_GRACE_S
+
     def __init__(
         self,
         data_dir: Path,
@@ -140,34 +143,16 @@ class ApacheKafka:
         clock: Clock | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.host = host
+        super().__init__(host, port if port is not None else free_port())
         self.data_dir = data_dir
-        self.port = port if port is not None else free_port()
         self._controller_port = free_port()
         self._clock = clock
         self._more = dict(environment or {})
-        self._child: Child | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        """Address for Kafka clients."""
-        return f"{self.host}:{self.port}"
 
     @property
     def log_path(self) -> Path:
         """Where the node's output goes."""
         return self.data_dir / "kafka.log"
-
-    @property
-    def pid(self) -> int:
-        """Process id of the Java machine itself.
-
-        Raises
-        ------
-        UnavailableError
-            The node is not started.
-        """
-        return self._running().pid
 
     def start(self, timeout_s: float = _START_TIMEOUT_S) -> BrokerMetadata:
         """Start the node, on the data of the last run if there are any, and return when it answers a metadata request.
@@ -178,54 +163,21 @@ class ApacheKafka:
             No Java, no artifacts, port in use, data directory not writable, or the node died or did not answer in time.
         """
         fetch_kafka()
-        require_free_port(self.host, self.port, "Apache Kafka")
+        require_free_port(self.host, self.port, self.name)
         require_free_port(self.host, self._controller_port, "Kafka's controller")
         argv = ["sh", str(find_start_script()), str(self.data_dir), str(self.port)]
         more = {**self._more, "KAFKA_CONTROLLER_PORT": str(self._controller_port), "KAFKA_HOST": self.host}
-        self._child = child = Child("Apache Kafka", argv, self.log_path, {**_environment(), **more})
+        self._child = child = Child(self.name, argv, self.log_path, {**_environment(), **more})
         try:
             return wait_for_broker(self.host, self.port, timeout_s=timeout_s, died=child.died, clock=self._clock)
         except BaseException:
             self.kill()
             raise
 
-    def _running(self) -> Child:
-        if self._child is None:
-            raise UnavailableError("Apache Kafka is not started: call start() first")
-        return self._child
-
-    def alive(self) -> bool:
-        return self._child is not None and self._child.alive()
-
-    def died(self) -> str | None:
-        """One sentence when the node ended by itself."""
-        return self._running().died()
-
-    def stop(self) -> None:
-        """Stop it in an orderly way (SIGTERM, SIGKILL after 20 s). The data stay."""
-        if self._child is not None:
-            self._child.stop(_STOP_GRACE_S)
-            self._child = None
-
-    def kill(self) -> None:
-        """End it as a crash would (SIGKILL). The data stay."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
     def restart(self) -> BrokerMetadata:
         """Stop and start on the same data and port."""
         self.stop()
         return self.start()
-
-    def __enter__(self) -> ApacheKafka:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def serve(host: str, port: int, directory: Path, stop: threading.Event) -> None:

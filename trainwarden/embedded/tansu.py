@@ -18,10 +18,10 @@ import shutil
 import threading
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 
 from trainwarden.clock import Clock
 from trainwarden.embedded.child import Child, wait_until_stopped
+from trainwarden.embedded.owned import OwnedBroker
 from trainwarden.embedded.ports import LOOPBACK, free_port, require_free_port
 from trainwarden.embedded.ready import BrokerMetadata, wait_for_broker
 from trainwarden.errors import UnavailableError
@@ -79,7 +79,7 @@ def _require_executable(path: Path, where: str) -> Path:
     return path
 
 
-class TansuBroker:
+class TansuBroker(OwnedBroker):
     """One Tansu broker in memory mode on loopback.
 
     Parameters
@@ -99,30 +99,15 @@ class TansuBroker:
     ...     print(broker.bootstrap)
     """
 
+    name = "the Tansu broker"
+    stop_grace_s = _STOP_GRACE_S
+
     def __init__(
         self, log_path: Path, port: int | None = None, clock: Clock | None = None, host: str = LOOPBACK
     ) -> None:
-        self.host = host
-        self.port = port if port is not None else free_port(host)
+        super().__init__(host, port if port is not None else free_port(host))
         self._log_path = log_path
         self._clock = clock
-        self._child: Child | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        """Address for Kafka clients."""
-        return f"{self.host}:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """Process id.
-
-        Raises
-        ------
-        UnavailableError
-            The broker is not started.
-        """
-        return self._running().pid
 
     def start(self, timeout_s: float = _START_TIMEOUT_S) -> BrokerMetadata:
         """Start it and return when it answers a metadata request.
@@ -133,8 +118,8 @@ class TansuBroker:
             No program, port in use, log not writable, or the broker died or did not answer in time.
         """
         program = find_tansu()
-        require_free_port(self.host, self.port, "the Tansu broker")
-        self._child = child = Child("the Tansu broker", self._argv(program), self._log_path)
+        require_free_port(self.host, self.port, self.name)
+        self._child = child = Child(self.name, self._argv(program), self._log_path)
         try:
             metadata = wait_for_broker(self.host, self.port, timeout_s=timeout_s, died=child.died, clock=self._clock)
         except BaseException:
@@ -148,43 +133,6 @@ class TansuBroker:
         url = f"tcp://{self.bootstrap}"
         options = ["--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
         return [str(program), "broker", *options]
-
-    def _running(self) -> Child:
-        if self._child is None:
-            raise UnavailableError("the Tansu broker is not started: call start() first")
-        return self._child
-
-    def alive(self) -> bool:
-        return self._child is not None and self._child.alive()
-
-    def stop(self) -> None:
-        """Stop it: SIGTERM, then SIGKILL. Everything it held is gone."""
-        if self._child is not None:
-            self._child.stop(_STOP_GRACE_S)
-            self._child = None
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
-    def wait(self) -> int:
-        """Wait until the process ends; return its exit code."""
-        return self._running().wait()
-
-    def died(self) -> str | None:
-        """One sentence when the broker ended by itself."""
-        return self._running().died()
-
-    def __enter__(self) -> TansuBroker:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def serve(host: str, port: int, directory: Path, stop: threading.Event) -> None:
