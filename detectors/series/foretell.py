@@ -1,7 +1,5 @@
 """Says `foretold`: a trend that ends in a failure within hours if it goes on, with the time it takes and how often such trends did.
 
-Measured in simulated health: 3.3 false ones per thousand node-days, above the one that is stated (docs/measured.md).
-
 The design aims at the stated rate. The budget (one per thousand node-days) is divided by the series of a node, the evaluations of a
 day (1440, and 8640 for trends within minutes) and the windows of an evaluation; what remains is the risk of one test, about 1e-9, and a
 row is named only when health could bring what was seen no more often than that: by an exact test of counts against its own past and its
@@ -34,6 +32,8 @@ from trainwarden.topology import Topology
 
 LEAST_HORIZON_S, MOST_HORIZON_S = 600.0, 86_400.0
 _DAY_S = 86_400
+_MORE_OF_EVENTS = 2
+"""Buckets more than a level's trend that one of events must show."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class ForetellSettings:
 
     horizon_s: float = option(6 * 3600.0, "how far ahead a failure is named, 10 min to 24 h")
     false_per_node_day: float = option(1e-3, "expected false foretellings of a node in a day of health")
-    persist_buckets: int = option(3, "buckets (10 s or 1 min) in a row that a trend must show before it is said")
+    persist_buckets: int = option(
+        3,
+        "buckets (10 s or 1 min) in a row that a trend must show before it is said; events in two more",
+    )
     calm_buckets: int = option(30, "buckets without it before it is taken back")
 
 
@@ -57,7 +60,7 @@ class Foretell(Detector):
     """Foretells failures from the trends that `detectors.series.watch` lists."""
 
     name = "foretell"
-    version = 2
+    version = 3
     kinds = ("foretold",)
     Settings = ForetellSettings
     settings: ForetellSettings
@@ -156,7 +159,9 @@ class Foretell(Detector):
         rows = np.array([finding.row for finding in found], dtype=np.int64)
         seen = np.zeros(len(panel.entities), dtype=np.bool_)
         seen[rows] = True
-        panel.streak, panel.calm = np.where(seen, panel.streak + 1.0, 0.0), np.where(seen, 0.0, panel.calm + 1.0)
+        panel.calm = np.where(seen, 0.0, panel.calm + 1.0)
+        held = panel.calm <= (self.settings.persist_buckets if counted else 0)
+        panel.streak = np.where(held, panel.streak + seen, 0.0)
         said = [self._say(panel, finding, at_ns, topology) for finding in found if self._is_news(panel, finding)]
         ends = np.flatnonzero((panel.since_ns > 0) & (panel.calm >= self.settings.calm_buckets))
         return said + [
@@ -165,12 +170,19 @@ class Foretell(Detector):
 
     def _is_news(self, panel: Panel, finding: Finding) -> bool:
         """Whether a finding lasted, and neither it nor the other base of time has named the row."""
-        lasting = panel.streak[finding.row] >= self.settings.persist_buckets or finding.window_s > FINE * panel.bucket_s
-        if not lasting or panel.since_ns[finding.row]:
+        if panel.since_ns[finding.row] or not self._lasts(panel, finding):
             return False
         twin = self._twin(panel)
         entity = panel.entities[finding.row]
         return twin is None or entity not in twin.entities or not twin.since_ns[twin.entities.index(entity)]
+
+    def _lasts(self, panel: Panel, finding: Finding) -> bool:
+        """Whether a finding was there for some buckets. Events stay in their window when they are over, so they must show more often,
+        with a few gaps, and still come."""
+        streak, persist = panel.streak[finding.row], self.settings.persist_buckets
+        if panel.row.is_count:
+            return bool(streak >= persist + _MORE_OF_EVENTS and np.nansum(panel.fine[finding.row, -persist:]) > 0)
+        return bool(streak >= persist or finding.window_s > FINE * panel.bucket_s)
 
     def _twin(self, panel: Panel) -> Panel | None:
         """The same metric on the other base of time."""

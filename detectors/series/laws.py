@@ -26,6 +26,7 @@ from detectors.series.trends import (
     is_step,
     largest_jump,
     paired_slope,
+    risen,
 )
 from detectors.series.watch import Law
 
@@ -53,8 +54,11 @@ _LATE_SHARE = 0.3
 _OWN_RISK = 1e-3
 _GROWTH_Z = 2.5
 
+_BURST = 7
+"""One part in so many of a window, a bucket at least, may be a burst."""
+
 _OFTEN = 0.1
-"""Where more than this share of minutes has events anyhow, only the events can tell, not the minutes with any."""
+"""Where more than this share of minutes has events anyhow, only the events can tell, not the minutes with any; a burst must not."""
 
 _OLDER = COARSE * 3 // 4
 """Coarse buckets that tell how bursty a row is: a climb that has begun would look like a burst."""
@@ -156,15 +160,13 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
     length = values.shape[1]
     filled = np.isfinite(values).sum(axis=1) * 4 >= 3 * length
     slope = np.where(filled, paired_slope(values), np.nan)
-    moves = slope * length
+    moves = np.minimum(slope * length, risen(values))
     own = moves - _common(moves, groups)
     usual = _usual(panel, number)
     z = np.minimum(own, moves) / usual
     line = gauss_line(risk)
     rows = np.flatnonzero((np.nan_to_num(z) >= line) & np.isfinite(usual))
-    late = paired_slope(values[rows, length // 2 :])
-    steady = (largest_jump(values[rows]) <= _STEP_SHARE * moves[rows]) & (late >= _LATE_SHARE * slope[rows])
-    steady &= ~is_step(values[rows])
+    steady, late = _goes_on(panel, groups, values, rows, slope[rows], moves[rows], bucket_s)
     rows, rise = rows[steady], np.maximum(late[steady], 1e-12)
     time_s = np.maximum(away[rows], 0.0) / rise * bucket_s
     deviations = line * _TAIL_MARGIN
@@ -180,6 +182,36 @@ def _window(panel: Panel, groups: Sequence[NDArray[np.int64]], number: int, valu
                 Finding(row, float(time_s[i]), float(z[row] / line), float(length * bucket_s), per_h, float(usual[row]))
             )
     return found
+
+
+def _goes_on(panel: Panel, groups: Sequence[NDArray[np.int64]], values: F64, rows: NDArray[np.int64], slope: F64, moves: F64,
+             bucket_s: int) -> tuple[NDArray[np.bool_], F64]:  # fmt: skip
+    """Which of these rows rise steadily and still do, and how fast of late, per bucket.
+
+    Asked of a row without what its peers do: a step on top of a warming that all share looks like a trend. A window longer than the fine
+    ring must go on within that ring: a rise that ended an hour ago heads nowhere.
+    """
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_), np.zeros(0)
+    half = values.shape[1] // 2
+    apart = values[rows] - _shared(values, groups, rows)
+    late = np.fmin(paired_slope(values[rows, half:]), paired_slope(apart[:, half:]))
+    if bucket_s > panel.bucket_s:
+        oriented = -1.0 if panel.row.falling else 1.0
+        late = np.fmin(late, RATIO * paired_slope(oriented * panel.fine[rows].astype(np.float64)))
+    steady = (largest_jump(apart) <= _STEP_SHARE * moves) & (late >= _LATE_SHARE * slope) & ~is_step(apart)
+    return np.asarray(steady), late
+
+
+def _shared(values: F64, groups: Sequence[NDArray[np.int64]], rows: NDArray[np.int64]) -> F64:
+    """How far the peers of each of these rows are from where they mostly are, bucket by bucket; 0 without peers."""
+    shared = np.zeros((len(rows), values.shape[1]))
+    for group in groups:
+        mine = np.isin(rows, group)
+        if mine.any():
+            level = median_of_known(values[group])
+            shared[mine] = np.nan_to_num(level - median_of_known(level[:, None])[0])
+    return shared
 
 
 def _usual(panel: Panel, number: int) -> F64:
@@ -255,22 +287,35 @@ def _count_strength(pasts: _Pasts, row: int, group: NDArray[np.int64], window: i
     of its peers' rates, a gamma distribution; its past sharpens it, and the events to come are negative binomial.
     """
     panel, peers = pasts.panel, group[group != row]
-    past, others = pasts.of(np.array([row]), window), pasts.of(peers, FINE)
+    past = pasts.of(np.array([row]), window)
+    spread = max(1.0, _own_dispersion(panel, row, alone=len(group) <= 1), pasts.dispersion(peers))
+    recent = panel.fine[row, -window:].astype(np.float64)
+    recent_s = float(np.isfinite(recent).sum() * panel.bucket_s)
+    recent = np.nan_to_num(recent)
+    if _p(float(recent.sum()) / spread, recent_s, float(past[0][0]) / spread, float(past[2][0])) > _OWN_RISK:
+        return 0.0
+    others = pasts.of(peers, FINE)
     if not others[2].sum():
         others = pasts.of(peers, 0)
-    spread = max(1.0, _own_dispersion(panel, row, alone=len(group) <= 1), pasts.dispersion(peers))
-    recent = panel.fine[row, -window:]
-    recent_s = float(np.isfinite(recent).sum() * panel.bucket_s)
-    events = (float(np.nansum(recent)) / spread, past[0] / spread, others[0] / spread)
-    active = (float((np.nan_to_num(recent) > 0).sum()), past[1], others[1])
-    worst = 0.0
+    events = (float(recent.sum()) / spread, past[0] / spread, others[0] / spread)
     share = (past[1].sum() + others[1].sum()) * panel.bucket_s / max(1.0, past[2].sum() + others[2].sum())
-    for now, own, theirs in (events, active) if share < _OFTEN else (events,):
+    active = (float((recent > 0).sum()), past[1], others[1])
+    steady = (_without_burst(recent) / spread, *events[1:])
+    worst = 0.0
+    for now, own, theirs in (events, active) if share < _OFTEN else (steady,):
         shape, exposure_s = gamma_of_rates(theirs, others[2])
         if _p(now, recent_s, float(own[0]), float(past[2][0])) > _OWN_RISK:
             return 0.0
         worst = max(worst, _p(now, recent_s, float(own[0]) + shape, float(past[2][0]) + exposure_s))
     return float(np.log(max(worst, 1e-300)) / np.log(risk))
+
+
+def _without_burst(recent: F64) -> float:
+    """Events of these buckets without the richest seventh of them: what a burst brings, however many, is no trend.
+
+    What is left is tested as if it were all there is, so health passes the test more rarely than stated.
+    """
+    return float(np.sort(recent)[: len(recent) - max(1, len(recent) // _BURST)].sum())
 
 
 def _p(now: float, now_s: float, past: float, past_s: float) -> float:

@@ -36,6 +36,20 @@ def paired_slope(values: NDArray[Any]) -> F64:
     return slope
 
 
+def risen(values: NDArray[Any]) -> F64:
+    """Rise of each row from its first quarter to its last, in medians, scaled to what a line rises over the whole row.
+
+    A rise in the middle of a row, with rest before and after, counts a third more than it is; in `paired_slope` it counts double.
+
+    Examples
+    --------
+    >>> risen(np.array([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [0.0, 0.0, 0.0, 0.0, 6.0, 6.0, 6.0, 6.0]]))
+    array([8., 8.])
+    """
+    quarter = values.shape[1] // 4
+    return np.asarray(4.0 / 3.0 * (median_of_known(values[:, -quarter:].T) - median_of_known(values[:, :quarter].T)))
+
+
 def largest_jump(values: NDArray[Any]) -> F64:
     """Largest rise over two neighbouring columns of each row: a step has its whole height there, a trend little."""
     rises = np.asarray(values[:, 2:] - values[:, :-2], dtype=np.float64)

@@ -225,3 +225,41 @@ def test_a_series_foretold_before_within_a_day_is_known_as_such() -> None:
     assert [fresh.again, again.again, detector.signs_of(panel, finding).again] == [False, True, False]
     assert 0.0 <= fresh.done < 0.5
     assert fresh.time_share == pytest.approx(1 / 6)
+
+
+def link_errors(course: Sequence[float]) -> list[Frame]:
+    """Frames of eight links that are silent, but for one whose errors a minute from minute 240 on follow `course`."""
+    frames, names = [], tuple(node_name(i) for i in range(8))
+    entities = tuple((name, "gpu0") for name in names)
+    topology = next(Fleet(8, 1, 0).frames(1)).topology
+    for minute in range(240 + len(course)):
+        values = np.zeros((8, 1), dtype=np.float32)
+        values[3] = course[minute - 240] / 60.0 if minute >= 240 else 0.0
+        matrix = FamilyMatrix("gpu", entities, ("nvlink_crc_errors_per_s",), values)
+        at_ns = START_NS + minute * 60 * NS_PER_S
+        tick = AlignedTick(at_ns, 60_000, names, np.ones(8, dtype=np.bool_), {"gpu": matrix})
+        frames.append(Frame(at_ns, (tick,), (), (), topology))
+    return frames
+
+
+@pytest.mark.parametrize("course", [[500.0] * 2, [20.0, 60.0, 120.0, 200.0], [3.0, 0.0, 9.0, 50.0, 1.0]])
+def test_a_burst_that_ends_is_no_trend(course: list[float]) -> None:
+    assert said(link_errors([*course, *[0.0] * 80])) == []
+
+
+def test_what_goes_on_like_a_burst_is_one() -> None:
+    found = said(link_errors([float(20 * minute) for minute in range(25)]))
+    assert {v.entity.node for v in found} == {node_name(3)}
+
+
+def test_a_step_on_top_of_what_all_do_is_no_trend() -> None:
+    """All modules warm by five degrees in five hours; one takes a step of six besides: together they would pass for a trend."""
+    stepped = []
+    for minute, frame in enumerate(Fleet(12, 2, 5, nuisance=0.0).frames(14 * 60)):
+        matrix = frame.ticks[0].families["port"]
+        values = matrix.values + np.float32(min(max(0.0, (minute - 360) / 60), 5.0))
+        values[4] += 6.0 if minute >= 540 else 0.0
+        stepped.append(
+            replace(frame, ticks=(replace(frame.ticks[0], families={"port": replace(matrix, values=values)}),))
+        )
+    assert said(only(stepped, "port", "module_temp_c")) == []
