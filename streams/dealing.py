@@ -72,6 +72,14 @@ class Opinions:
         self._next_commit_ns = 0
 
     async def __aenter__(self) -> Opinions:
+        try:
+            await self._catch_up()
+        except BaseException:
+            await self._consumer.stop()
+            raise
+        return self
+
+    async def _catch_up(self) -> None:
         """Know what was published, and what was said of late."""
         await self._consumer.start()
         partitions = await assign(self._consumer, [VERDICTS.name, ACTIONS.name])
@@ -82,7 +90,6 @@ class Opinions:
         while any([await self._consumer.position(place) < ends[place] for place in partitions]):
             await self.read(wait_ms=100)
         log.info("correlator took %d open incidents over", restored)
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(KafkaError):
@@ -238,7 +245,8 @@ class UnitsApplication(Application):
         await _ended(gone)
 
     def _working(self) -> Iterable[asyncio.Task[None]]:
-        return [held.task for held in self._hand.values()]
+        tasks = [held.task for held in self._hand.values()]
+        return [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
 
     # --- what a unit does ---------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from trainwarden.selfmetrics import quantile_ms
 _LINE = re.compile(r"(tw_\w+)\{([^}]*)\} (\S+)")
 _LE = re.compile(r'le="([^"]+)"')
 LATE_SHARE = 0.95
+WORST = frozenset({"tw_tick_age_seconds", "tw_keep_every"})
+"""A worker of several that share the work says these once for each of its units: the worst counts."""
 
 
 def read_page(listen: str, timeout_s: float = 0.5) -> str:
@@ -50,11 +52,13 @@ def part_of(page: str, late_s: float) -> Part:
     --------
     >>> part_of('tw_tick_age_seconds{component="worker"} 1.5', 15.0).detail
     'newest tick looked at 1.5 s ago, 0 records unread, 0 refused'
+    >>> part_of('tw_tick_age_seconds{unit="block/0"} 9\\ntw_tick_age_seconds{unit="block/1"} 8', 15.0).detail
+    'newest tick looked at 9.0 s ago, 0 records unread, 0 refused'
     """
     sums: dict[str, float] = defaultdict(float)
     buckets: dict[float, float] = {}
     for name, labels, value in _LINE.findall(page):
-        sums[name] += float(value)
+        sums[name] = max(sums[name], float(value)) if name in WORST else sums[name] + float(value)
         if name == "tw_tick_delay_ms_bucket" and (limit := _LE.search(labels)):
             buckets[math.inf if limit[1] == "+Inf" else float(limit[1])] = float(value)
     if "tw_tick_age_seconds" not in sums:
