@@ -25,19 +25,20 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A program, its flags, and those for a quick look; ``None``: not in one."""
+    """A program, its flags, and those for a quick look (``None``: not in one); ``key``: its own among the figures of a file."""
 
     module: str
     result: str
     whole: tuple[str, ...]
     quick: tuple[str, ...] | None
+    key: str = ""
 
 
 PARTS = {
     "saves": Part("saves", "training_checkpoints", ("--rounds", "3"), ("--rounds", "3", "--state-mb", "250")),
-    "kill": Part("recovery", "training_recovery", ("--trials", "2"), ("--trials", "1")),
-    "elastic": Part("recovery", "training_recovery", ("--elastic",), None),
-    "rebalance": Part("rebalance", "training_rebalance", ("--steps", "12"), ("--steps", "8")),
+    "kill": Part("recovery", "training_recovery", ("--trials", "2"), ("--trials", "1"), "kill"),
+    "elastic": Part("recovery", "training_recovery", ("--elastic",), None, "elastic"),
+    "rebalance": Part("rebalance", "training_rebalance", ("--steps", "12"), ("--steps", "8"), "pace"),
     "links": Part("links", "links_ddp", ("--trials", "24", "--others", "3"), ("--trials", "6", "--others", "1")),
 }
 
@@ -55,7 +56,7 @@ def run(name: str, flags: tuple[str, ...], out: Path) -> dict[str, Any]:
     if _written_at(out) == before:
         return {"bars": [], "notes": [f"it ended with code {code} and no figures; its words are above"], "failed": True}
     kept: dict[str, Any] = json.loads(out.read_text())
-    return dict(kept.get(name, kept))
+    return dict(kept.get(PARTS[name].key, kept))
 
 
 def _written_at(out: Path) -> int:

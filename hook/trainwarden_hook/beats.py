@@ -11,6 +11,8 @@ MAGIC = b"TWb1"
 TAG_BYTES = 8
 BODY = struct.Struct("!4s4sHHBQQQQIBBBB")
 SIZE = BODY.size + TAG_BYTES
+RAIL_AT, NEWS = 12, 0x80
+"""Where a heartbeat has its rail, and the bit there that says: it tells of a change, and the receiver need not wait for its next turn."""
 
 
 class BadBeat(Exception):
@@ -66,10 +68,11 @@ class Codec:
         self._keyed = hashlib.blake2s(key=key, digest_size=TAG_BYTES)
         self._digest = digest
 
-    def pack(self, beat: Beat) -> bytes:
-        """Bytes of one heartbeat."""
+    def pack(self, beat: Beat, news: bool = False) -> bytes:
+        """Bytes of one heartbeat; ``news``: it tells of a change."""
+        rail = beat.rail | NEWS if news else beat.rail
         body = BODY.pack(
-            MAGIC, self._digest, beat.sender, beat.receiver, beat.rail, beat.boot, beat.number, beat.sent_ns, beat.echo_ns,
+            MAGIC, self._digest, beat.sender, beat.receiver, rail, beat.boot, beat.number, beat.sent_ns, beat.echo_ns,
             min(beat.echo_age_us, 0xFFFFFFFF), beat.carriers, beat.hears, beat.clean, beat.avoids,
         )  # fmt: skip
         return body + self._tag(body)
@@ -87,12 +90,12 @@ class Codec:
         body = data[: BODY.size]
         if not hmac.compare_digest(self._tag(body), data[BODY.size :]):
             raise BadBeat("signature")
-        magic, digest, *rest = BODY.unpack(body)
+        magic, digest, sender, receiver, rail, *rest = BODY.unpack(body)
         if magic != MAGIC:
             raise BadBeat("version")
         if digest != self._digest:
             raise BadBeat("another links file")
-        return Beat(*rest)
+        return Beat(sender, receiver, rail & ~NEWS, *rest)
 
     def _tag(self, body: bytes) -> bytes:
         signing = self._keyed.copy()

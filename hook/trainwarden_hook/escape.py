@@ -24,6 +24,9 @@ log = logging.getLogger("trainwarden.links")
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 MAX_NAMES = 8
 ASK_AGAIN_MS = (15.0, 35.0, 75.0, 150.0, 400.0)
+HURRIED = 4
+AFTER_CHANGE_S, AFTER_MISS_S = 5.0, 0.3
+"""So many times as often a node sends for so long after a change, or a number that did not come on every rail."""
 MOST_BEATS_PER_S = 1000.0
 """Heartbeats a node sends a second at most: with many peers they come at longer intervals."""
 Report = Callable[[dict[str, Any]], None]
@@ -63,8 +66,10 @@ class Escape:
         self._sockets = [RailSocket(own, rails.port, name) for own, name in zip(rails.own.on, rails.interfaces, strict=True)]  # fmt: skip
         self._peers = {rails.nodes.index(peer.name): peer for peer in rails.peers}
         self._echo: dict[tuple[int, int], tuple[int, int]] = {}
+        self._said: dict[int, tuple[int, int, int, int]] = {}
         self._lost: set[str] = set()
         self._silent: set[str] = set()
+        self._hurry_until_ns = 0
         self._unfit = 0
         self._to_cut: list[tuple[int, int]] = []
         self._asking: dict[int, list[int]] = {}
@@ -124,44 +129,56 @@ class Escape:
     def run(self, control: int, handle: Callable[[], bool]) -> None:
         """Watch; ``handle`` is called when the file ``control`` can be read, until it gives ``False``."""
         self._poll.register(control, select.EPOLLIN)
-        interval_ns = int(self._interval_ms() * NS_PER_MS)
         due_ns = time.monotonic_ns()
+        self._hurry(due_ns, AFTER_CHANGE_S)
         while True:
             wait_s = max(0.0, (due_ns - time.monotonic_ns()) / NS_PER_S)
             ready = {number for number, _ in self._poll.poll(wait_s)}
             if control in ready and not handle():
                 return
             try:
-                due_ns = self._turn(ready, due_ns, interval_ns)
+                due_ns = self._turn(ready, due_ns)
             except UsageError:
                 raise
             except Exception:
                 # an unforeseen error must not end the watch: the next turn looks at everything anew
                 self.counters["errors"] += 1
                 log.exception("a turn of the link watch failed; going on")
-                due_ns = time.monotonic_ns() + interval_ns
+                due_ns = time.monotonic_ns() + self._interval_ns(0)
 
-    def _turn(self, ready: set[int], due_ns: int, interval_ns: int) -> int:
+    def _turn(self, ready: set[int], due_ns: int) -> int:
         """One look at what is ready; when the next heartbeats are due."""
         news = self._watch.fileno() in ready and self._take_links(self._watch.read())
-        told = self._take_beats(ready)
         now_ns = time.monotonic_ns()
         due = now_ns >= due_ns
+        # all rails together: they are judged by the numbers that came on each
+        urgent = any(sock.number in ready for sock in self._sockets)
+        told = self._take_beats(ready) if due or urgent else set()
         moved = self._decide(now_ns, set(self.paths) if due or news else told)
         if self._asking:
             self._ask_again(now_ns)
+        if news or moved or told:
+            self._hurry(now_ns, AFTER_CHANGE_S)
+        elif urgent or (due and any(paths.misses(now_ns) for paths in self.paths.values())):
+            self._hurry(now_ns, AFTER_MISS_S)
         if due or news or moved:
             self._send(now_ns)
         # after that: peers should know as soon as we do
         self._mind_standbys()
+        interval_ns = self._interval_ns(now_ns)
         if not due:
-            return due_ns
+            return min(due_ns, now_ns + interval_ns)
         # one that was held up does not make up for it
         return due_ns + interval_ns if now_ns < due_ns + interval_ns else now_ns + interval_ns
 
-    def _interval_ms(self) -> float:
+    def _hurry(self, now_ns: int, for_s: float) -> None:
+        self._hurry_until_ns = max(self._hurry_until_ns, now_ns + int(for_s * NS_PER_S))
+
+    def _interval_ns(self, now_ns: int) -> int:
         beats = len(self._peers) * len(self.rails.names)
-        return max(self.rails.tuning.heartbeat_ms, 1000.0 * beats / MOST_BEATS_PER_S)
+        usual_ms = self.rails.tuning.heartbeat_ms
+        wanted_ms = usual_ms / HURRIED if now_ns < self._hurry_until_ns else usual_ms
+        return int(max(wanted_ms, 1000.0 * beats / MOST_BEATS_PER_S) * NS_PER_MS)
 
     # -- carriers
 
@@ -217,14 +234,13 @@ class Escape:
     def _take_beats(self, ready: set[int]) -> set[int]:
         """Places of the peers that told of a change."""
         heard: set[int] = set()
-        for rail, sock in enumerate(self._sockets):
-            if sock.number in ready:
-                for data in sock.read():
-                    self._take_beat(data, rail, heard)
+        # the last rail first: a number is sent on the first rail first, so what came on the last has come on all
+        for rail, sock in reversed(list(enumerate(self._sockets))):
+            for data, waited_ns in sock.read(sock.number in ready):
+                self._take_beat(data, rail, time.monotonic_ns() - waited_ns, heard)
         return heard
 
-    def _take_beat(self, data: bytes, rail: int, heard: set[int]) -> None:
-        now_ns = time.monotonic_ns()
+    def _take_beat(self, data: bytes, rail: int, now_ns: int, heard: set[int]) -> None:
         try:
             beat = self._codec.unpack(data)
         except BadBeat as error:
@@ -242,6 +258,8 @@ class Escape:
         self._number += 1
         for place, paths in self.paths.items():
             peer, hears, clean = self._peers[place], paths.hears, paths.clean
+            say = (self._carriers, hears, clean, paths.avoided)
+            news, self._said[place] = say != self._said.get(place) or paths.misses(now_ns), say
             for rail, sock in enumerate(self._sockets):
                 if not self._carriers >> rail & 1:
                     continue
@@ -249,9 +267,9 @@ class Escape:
                 sent_ns = time.monotonic_ns()
                 beat = Beat(
                     self._place, place, rail, self._boot, self._number, sent_ns, echo_ns, (sent_ns - came_ns) // 1000,
-                    self._carriers, hears, clean, paths.avoided,
+                    *say,
                 )  # fmt: skip
-                if not sock.send(self._codec.pack(beat), peer.on[rail]):
+                if not sock.send(self._codec.pack(beat, news), peer.on[rail]):
                     self.counters[f"unsent on {self.rails.names[rail]}"] += 1
 
     # -- decisions

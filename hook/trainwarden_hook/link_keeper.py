@@ -6,6 +6,7 @@ warden's takes them over.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -89,6 +90,8 @@ class Keeper:
         while self._escape is None:
             if not self._handle():
                 return
+        # what was made so far stays: the collector of cycles need not look through it again and again
+        gc.freeze()
         try:
             self._escape.run(self._link.fileno(), self._handle)
         finally:

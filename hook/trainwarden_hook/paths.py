@@ -17,6 +17,8 @@ from trainwarden_hook.rails import Tuning
 
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 LOOK_EVERY_BEATS = 8
+APART_NS = 5 * NS_PER_MS
+"""Rails may bring the same number so far apart before that looks like a loss."""
 ROUND_TRIPS, ENOUGH_ROUND_TRIPS = 32, 16
 MUCH_FASTER = 3.0
 MASKS = slice(Beat._fields.index("carriers"), None)
@@ -165,6 +167,7 @@ class PeerPaths:
     def _forget(self, boot: int) -> None:
         self._boot = boot
         self._latest = self._looked = -1
+        self._latest_at_ns = 0
         self._told: Beat | None = None
         self._inbound = [Inbound(self._tuning) for _ in range(self._count)]
 
@@ -186,10 +189,19 @@ class PeerPaths:
         self.heard_at_ns = now_ns
         if beat.number < self._latest:
             return False
+        if beat.number > self._latest:
+            self._latest_at_ns = now_ns
         before, self._told, self._latest = self._told, beat, beat.number
         if self._latest - self._looked >= LOOK_EVERY_BEATS:
             self._look()
         return before is None or before[MASKS] != beat[MASKS]
+
+    def misses(self, now_ns: int) -> bool:
+        """Whether a rail has just brought less than another, and it is not yet known to be silent."""
+        late = now_ns - self._latest_at_ns >= APART_NS
+        return any(
+            (1 if late else 2) <= self._latest - rail.newest <= self._tuning.silent_beats for rail in self._inbound
+        )
 
     def _look(self) -> None:
         self._looked = self._latest

@@ -234,3 +234,17 @@ def test_no_move_ever_goes_to_a_rail_that_is_not_better_or_preferred(
         else:
             assert (states[move.target].condition, move.target) < (states[move.source].condition, move.source)
             scene.paths.current = move.target
+
+
+def test_a_number_that_came_on_one_rail_only_is_missed_until_the_rail_is_known_to_be_silent() -> None:
+    paths = PeerPaths("n1", 2, Tuning())
+    found = []
+    for number in range(1, 12):
+        at_ns = number * 40_000_000
+        for rail in (0, 1) if number < 6 else (1,):
+            paths.hear(Beat(1, 0, rail, 7, number, at_ns, 0, 0, 3, 3, 3, 0), at_ns)
+        found.append((paths.misses(at_ns + 1), paths.misses(at_ns + 6_000_000)))
+    assert found[:5] == [(False, False)] * 5
+    assert found[5] == (False, True), "rails are not equally quick: one number behind is missed after a while only"
+    assert found[6:8] == [(True, True)] * 2
+    assert found[8:] == [(False, False)] * 3, "a dead rail is no reason to hurry for good"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.beats import SIZE, BadBeat, Beat, Codec
 from trainwarden_hook.moving import strict_filters
 from trainwarden_hook.netlink import HEADER, LINK, RTM_DELLINK, RTM_NEWLINK, attribute, attributes, messages, parse_link
+from trainwarden_hook.rail_sockets import RailSocket
 from trainwarden_hook.rails import parse_rails, read_rails
 from trainwarden_hook.subflows import Subflow, to_cut
 
@@ -222,3 +224,23 @@ def test_the_log_is_read_on_and_not_again(tmp_path: Path) -> None:
     assert [event.kind for event in tail.read()] == ["port_down"], "a file made anew is read from its beginning"
     old.unlink()
     assert tail.read() == []
+
+
+@pytest.mark.parametrize("news", [False, True])
+def test_news_wakes_the_watch_and_all_else_waits_for_its_turn(news: bool) -> None:
+    rail, poll = RailSocket("127.0.0.1", 0, "lo"), select.epoll()
+    codec = Codec(b"s" * 16, b"abcd")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        rail._port = free.getsockname()[1]
+    assert rail.open(poll)
+    assert rail.send(codec.pack(BEAT, news), "127.0.0.1")
+    assert rail.send(codec.pack(BEAT, news), "127.0.0.1")
+    woken = [number for number, _ in poll.poll(0)]
+    assert woken == ([rail.number] if news else [])
+    read = rail.read(news)
+    assert [codec.unpack(data) for data, _ in read] == [BEAT, BEAT]
+    assert all(0 <= waited_ns < 1_000_000_000 for _, waited_ns in read)
+    assert rail.read(True) == []
+    rail.close()
+    poll.close()
