@@ -4,17 +4,18 @@
 
 Floors get three lines each from the tuning split: what none, one in 10,000 and one in 1,000 of the scores of the blameless exceed there,
 two rounds running (`mahalanobis@0.0001`); compare ours with whichever you like best. Ours gets its prices from `trainwarden train`, which
-saw no fault at all. `--quick` is 128 and 1,024 nodes, four seeds, without the floors that are nets: minutes on a quiet machine.
+saw no fault at all; `ours` is what it names, `ours_isolates` what it would isolate. `ours_with_net` needs `trainwarden train --net`.
+`--quick` is 128 and 1,024 nodes, four seeds, without the floors that are nets and without ablations: minutes on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,35 +30,48 @@ LINES = (0.0, 1e-4, 1e-3)
 """Shares of blameless node-rounds of the tuning split that lie above a floor's line: 0 is the highest of them."""
 NETS = ("gdn", "layout_gnn", "minder")
 HEALTHY_SEEDS = (301, 302, 303, 304, 305, 306)
+ISOLATES = "ours_isolates"
+ABLATIONS = {
+    "edges": ("dp", "pp", "ep", "tp", "rack", "pdu", "leaf", "zone", "job"), "dp": ("dp",), "pp": ("pp",), "ep": ("ep",),
+    "places": ("rack", "pdu", "zone"), "leaf": ("leaf",), "job": ("job",), "past": ("past",),
+}  # fmt: skip
+"""What `ours_without_X` leaves out."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
-    wanted = args.methods.split(",") if args.methods else ["ours", "ours_without_net", *registry().all()]
-    if args.quick:
-        wanted = [name for name in wanted if name not in NETS]
+    wanted = _wanted(args)
     floors = {name: registry().get(name)() for name in wanted if not name.startswith("ours")}
     slowdowns = tuple(float(word) for word in args.slowdown.split(",")) if args.slowdown else scenarios.SLOWDOWNS
     lines = _lines(floors, args.cache, args.tune_seeds)
     sheets: dict[tuple[str, int], Sheet] = {}
-    for size in (int(word) for word in args.sizes.split(",")):
-        for seed in SPLITS["test"]["seeds"][: args.seeds]:
-            for played in play(scenario("test", size, seed, slowdowns), args.cache):
-                _judge(played, wanted, floors, lines, args.model, sheets)
-            print(f"{size} nodes, seed {seed}", file=sys.stderr, flush=True)
-    found = report.tables(sheets)
-    found["setting"] = {
+    setting = {
         "slowdowns": slowdowns,
-        "seeds": args.seeds,
         "held_out_kinds": SPLITS["held_out_kinds"],
         "card": weights.load(args.model).card,
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found: dict[str, Any] = {}
+    for size in (int(word) for word in args.sizes.split(",")):
+        for number, seed in enumerate(SPLITS[args.split]["seeds"][: args.seeds]):
+            chosen = [name for name in wanted if number < args.ablation_seeds or name in ("ours", *floors)]
+            for played in play(scenario(args.split, size, seed, slowdowns), args.cache):
+                _judge(played, chosen, floors, lines, args.model, sheets)
+            found = report.tables(sheets) | {"setting": {**setting, "split": args.split, "seeds": number + 1}}
+            report.keep(found, args.json)
+            print(f"{size} nodes, seed {seed}", file=sys.stderr, flush=True)
     print(report.text(found))
     report.pictures(found, args.json.with_suffix(".png"))
     return 0
+
+
+def _wanted(args: argparse.Namespace) -> list[str]:
+    """Methods, ours first: all there are unless said otherwise."""
+    if args.methods:
+        return list(args.methods.split(","))
+    floors = [name for name in registry().all() if not (args.quick and name in NETS)]
+    more = [] if args.quick else [f"ours_without_{name}" for name in ABLATIONS]
+    return ["ours", *(["ours_with_net"] if weights.WITH_NET.exists() else []), *floors, *more]
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -68,6 +82,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default="", help="job sizes; default 128,1024,4096")
     parser.add_argument("--seeds", type=int, default=0, help="how many test seeds; default all twelve")
     parser.add_argument("--tune-seeds", type=int, default=0, help="how many tuning seeds; default all six")
+    parser.add_argument("--ablation-seeds", type=int, default=12, help="how many of them for variants of ours")
+    parser.add_argument(
+        "--split", default="test", choices=("test", "tune", "train"), help="test once, after all tuning"
+    )
     parser.add_argument("--slowdown", default="", help="slowdowns to draw from, default 1.02,1.05,1.1,1.2,1.5,2")
     parser.add_argument("--methods", default="", help="comma-separated; default all")
     parser.add_argument("--cache", type=Path, default=None, help="directory in which played scenarios are kept")
@@ -77,7 +95,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(arguments)
     args.sizes = args.sizes or ("128,1024" if args.quick else "128,1024,4096")
-    args.seeds = args.seeds or (4 if args.quick else len(SPLITS["test"]["seeds"]))
+    args.seeds = args.seeds or (4 if args.quick else len(SPLITS[args.split]["seeds"]))
     args.tune_seeds = args.tune_seeds or (3 if args.quick else len(SPLITS["tune"]["seeds"]))
     return args
 
@@ -119,11 +137,21 @@ def _judge(
         if name in floors:
             _judge_floor(played, name, floors[name], lines, sheets)
         else:
-            sheet = sheets.setdefault((name, played.scenario.size), Sheet(name))
-            answers = ours.run(played, model, served=name == "ours")
-            sheet.take(played, [(number, kind, thing) for number, kind, thing, _ in answers.said])
-            sheet.seconds += float(np.sum(answers.round_s) + np.sum(answers.attribution_s))
-            sheet.rounds += len(played.rounds)
+            _judge_ours(played, name, model, sheets)
+
+
+def _judge_ours(played: Played, name: str, model: Path, sheets: dict[tuple[str, int], Sheet]) -> None:
+    """Ours or an ablation of it: what it names, and of ours what it would isolate."""
+    sheet = sheets.setdefault((name, played.scenario.size), Sheet(name))
+    net = name == "ours_with_net"
+    without = ABLATIONS.get(name.removeprefix("ours_without_"), ())
+    answers = ours.run(played, weights.WITH_NET if net else model, net, without)
+    sheet.take(played, [(number, kind, thing) for number, kind, thing, _ in answers.said])
+    sheet.take_probabilities(played, answers.said)
+    sheet.seconds += float(np.sum(answers.round_s) + np.sum(answers.attribution_s))
+    sheet.rounds += len(played.rounds)
+    if name == "ours":
+        sheets.setdefault((ISOLATES, played.scenario.size), Sheet(ISOLATES)).take(played, answers.isolated)
 
 
 def _judge_floor(

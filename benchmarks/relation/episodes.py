@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.relation.scenarios import Scenario, Slot
 from collectors.simulated.run import build
 from collectors.simulated.spec import VERSION, Spec
-from detectors.relation.features import OWN, ROUND_S, WARM_ROUNDS, Past, Round
+from detectors.relation.features import ANSWERED, OWN, ROUND_S, RTT, WARM_ROUNDS, Past, Round
 from detectors.relation.floors.base import Episode
 from trainwarden.commands.simulated_rounds import RATE_HZ, graph_of_job, rounds_of
 
@@ -63,12 +63,8 @@ def play(scenario: Scenario, cache: Path | None) -> Iterator[Played]:
         rounds = tuple(_round(mine, t) for t in range(len(mine["at"])))
         node = mine["node"].copy()
         node[:, OWN] = _own(rounds, len(graph.nodes))
-        yield Played(
-            scenario,
-            job,
-            Episode(graph, node, mine["port"].astype(np.float32), mine["step"].astype(np.float64), WARM_ROUNDS + 8),
-            rounds,
-        )
+        episode = Episode(graph, node, _port(mine["port"]), mine["step"].astype(np.float64), WARM_ROUNDS + 8)
+        yield Played(scenario, job, episode, rounds)
 
 
 def _stacked(rounds: tuple[Round, ...]) -> dict[str, NDArray[Any]]:
@@ -83,6 +79,13 @@ def _round(kept: dict[str, NDArray[Any]], t: int) -> Round:
     return Round(
         int(kept["at"][t]), float(kept["step"][t]), kept["node"][t], kept["gpu"][t], kept["port"][t].astype(np.float32)
     )
+
+
+def _port(kept: NDArray[Any]) -> F32:
+    """Floors get one round trip per port: the smaller of what it asks for and what it answers."""
+    port = kept.astype(np.float32)
+    port[:, RTT] = np.fmin(port[:, RTT], port[:, ANSWERED])
+    return port[:, :ANSWERED]
 
 
 def _own(rounds: tuple[Round, ...], nodes: int) -> F32:

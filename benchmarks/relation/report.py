@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ COLUMNS = (
     "round_ms",
 )
 LEAST_PAIRS = 5
+BINS = (0.0, 0.5, 0.7, 0.9, 0.97, 0.995, 1.01)
 
 
 def tables(sheets: dict[tuple[str, int], Sheet]) -> dict[str, Any]:
@@ -35,7 +38,25 @@ def tables(sheets: dict[tuple[str, int], Sheet]) -> dict[str, Any]:
         }  # fmt: skip
         by_kind[key] = _split(sheet.slots, lambda m: "+".join(m.slot.kinds) if m.slot.group != "two" else "two at once")
         by_slowdown[key] = _split([m for m in sheet.slots if m.slot.truth], lambda m: f"{m.slot.slowdown:g}")
-    return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": _against(sheets)}
+    return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": _against(sheets),
+            "reliability": {f"{m}|{size}": reliability(sheet.stated) for (m, size), sheet in sheets.items() if sheet.stated}}  # fmt: skip
+
+
+def reliability(stated: list[tuple[float, bool]]) -> list[dict[str, float]]:
+    """By stated probability: how many answers, their mean probability, and the share that was right."""
+    found = []
+    for low, high in pairwise(BINS):
+        mine = [(p, right) for p, right in stated if low <= p < high]
+        if mine:
+            mean, share = np.mean(mine, axis=0).tolist()
+            found.append({"answers": len(mine), "stated": mean, "right": share})
+    return found
+
+
+def keep(found: dict[str, Any], path: Path) -> None:
+    """Write the JSON: after every seed, so that an interrupted run is worth what it has done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _split(marks: list[Marked], key: Any) -> dict[str, dict[str, float]]:
@@ -53,18 +74,26 @@ def _split(marks: list[Marked], key: Any) -> dict[str, dict[str, float]]:
 
 
 def _against(sheets: dict[tuple[str, int], Sheet]) -> dict[str, dict[str, float]]:
-    """Ours against each floor: difference in exact answers per run, and how likely it is by chance (Wilcoxon signed rank, one-sided)."""
-    from scipy.stats import wilcoxon
+    """Ours against each floor: difference in exact answers per run, and how likely it is by chance (Wilcoxon signed rank and sign test,
+    one-sided)."""
+    from scipy.stats import binomtest, wilcoxon
 
     found: dict[str, dict[str, float]] = {}
     for method in {name for name, _ in sheets if name != "ours"}:
-        for group in ("node", "subnet", "two"):
+        for group in ("node", "subnet", "two", "nobody"):
             pairs = [(a, b) for size in {s for _, s in sheets} if ("ours", size) in sheets
                      for a, b in _per_run(sheets["ours", size], sheets[method, size], group)]  # fmt: skip
             away = [a - b for a, b in pairs]
             if len(pairs) >= LEAST_PAIRS and any(away):
                 chance = float(wilcoxon(away, alternative="greater", zero_method="zsplit").pvalue)
-                found[f"{method}|{group}"] = {"runs": len(pairs), "difference": float(np.mean(away)), "p": chance}
+                better, worse = sum(d > 0 for d in away), sum(d < 0 for d in away)
+                sign = float(binomtest(better, better + worse, alternative="greater").pvalue)
+                found[f"{method}|{group}"] = {
+                    "runs": len(pairs),
+                    "difference": float(np.mean(away)),
+                    "p": chance,
+                    "p_sign": sign,
+                }
     return found
 
 
@@ -118,7 +147,7 @@ def pictures(found: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right, last) = plt.subplots(1, 3, figsize=(15, 4))
     for key, rows in found["by_slowdown"].items():
         method, size = key.split("|")
         if method in ("ours", "in_group_mad_past@0.0001"):
@@ -136,6 +165,14 @@ def pictures(found: dict[str, Any], path: Path) -> None:
         right.plot(sizes, [found["overall"][f"{method}|{size}"]["round_ms"] for size in sizes], "o-", label=method)
     right.set(xlabel="nodes", ylabel="ms a round", xscale="log", yscale="log")
     right.legend(fontsize=6)
+    for key, rows in found["reliability"].items():
+        if key.startswith("ours|"):
+            last.plot([row["stated"] for row in rows], [row["right"] for row in rows], "o-", label=key)
+            for row in rows:
+                last.annotate(f"{row['answers']}", (row["stated"], row["right"]), fontsize=7)
+    last.plot([0, 1], [0, 1], "k:", lw=0.8)
+    last.set(xlabel="probability stated", ylabel="share right", xlim=(0, 1.02), ylim=(0, 1.05))
+    last.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -8,6 +8,7 @@ slots have no bad node and no sick sub-network.
 from __future__ import annotations
 
 import tomllib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        return f"{self.split}-{self.size}-{self.seed}"
+        """Differs wherever the run does: same seed and other slowdowns are another run."""
+        return f"{self.split}-{self.size}-{self.seed}-{zlib.crc32(self.faults.encode()):08x}"
 
 
 def scenario(split: str, size: int, seed: int, slowdowns: Sequence[float] = SLOWDOWNS) -> Scenario:

@@ -42,6 +42,7 @@ class Sheet:
     node_days: float = 0.0
     seconds: float = 0.0
     rounds: int = 0
+    stated: list[tuple[float, bool]] = field(default_factory=list)
 
     def take(self, played: Played, answers: Sequence[Answer]) -> None:
         """Mark the answers on one job."""
@@ -54,9 +55,19 @@ class Sheet:
             self.slots.append(_mark(played, slot, [answers[i] for i in mine]))
         self.outside += len({answers[i][2] for i in left if culprit(*answers[i][1:])[0] == "node"})
 
+    def take_probabilities(self, played: Played, said: Sequence[tuple[int, str, str, float]]) -> None:
+        """What was stated, and whether it was so."""
+        for number, kind, name, probability in said:
+            truths = [t for slot in played.scenario.slots for t in slot.truth if _during(slot, number)]
+            self.stated.append((probability, _match(culprit(kind, name), truths) in truths))
+
     @property
     def false_isolations(self) -> int:
         return self.outside + sum(mark.wrong_nodes for mark in self.slots)
+
+
+def _during(slot: Slot, number: int) -> bool:
+    return slot.start_s / ROUND_S <= number < slot.end_s / ROUND_S + GRACE_ROUNDS
 
 
 def _mark(played: Played, slot: Slot, answers: Sequence[Answer]) -> Marked:

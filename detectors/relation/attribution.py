@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from detectors.relation.features import CLOCK, CPU, DATA, ERRORS, INLET, LOCAL, MARKS, OWN, POWER, RTT, SPEED, TEMP
 from detectors.relation.graph import Graph, Relation
+from detectors.relation.groups import Groups
 from detectors.relation.judge import Evidence
 
 F32 = NDArray[np.float32]
@@ -27,6 +28,8 @@ AROUND = (CLOCK, TEMP, INLET, POWER, CPU)
 """What explains why a node is slow, and is no slowness by itself."""
 SHARED = (LOCAL, CLOCK, TEMP, INLET, POWER)
 SUSPECT = 1.5
+DISTINCT = 3.0
+"""By so much the time in kernels of one member of an expert group has to exceed that of the others to be its own."""
 COMMON_SHIFT = 1.0
 """What neighbours share without a common cause (weather, phases of a step, other jobs' traffic): a shared cause must shift them by more."""
 MOST_CAUSES = 4
@@ -72,7 +75,7 @@ class Cause:
 
 def attribute(evidence: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> list[Cause]:
     """The causes that explain a job's evidence, in the order in which they were taken."""
-    left = Evidence(evidence.node.copy(), evidence.port.copy())
+    left = Evidence(own_of_group(evidence.node, graph), evidence.port.copy())
     found: list[Cause] = []
     while len(found) < MOST_CAUSES:
         ranked = sorted(candidates(left, graph, prices, rails), key=lambda cause: (-cause.gain, cause.key))
@@ -94,6 +97,24 @@ def candidates(left: Evidence, graph: Graph, prices: Mapping[str, float], rails:
             yield from _places(left, graph.relations[kind], prices)
 
 
+def own_of_group(node: F32, graph: Graph) -> F32:
+    """Evidence in which time in kernels counts for one member of each expert group only: tokens are exchanged within them, so that all
+    are as long in kernels as the slowest. It is the one that computes most, if any does, whoever waits for input, or who is late alone."""
+    relation = graph.relations.get("ep")
+    if relation is None:
+        return node.copy()
+    found = node.copy()
+    inside = np.flatnonzero(relation.group >= 0)
+    group = relation.group[inside]
+    most = np.full(len(relation.names), -np.inf)
+    np.maximum.at(most, group, node[OWN, inside])
+    middle = Groups.of(relation.group).messages(node[LOCAL][None])[0][0, inside]
+    itself = (node[OWN, inside] > SUSPECT) & (node[OWN, inside] >= most[group])
+    apart = (node[DATA, inside] > SUSPECT) | (node[LOCAL, inside] - middle > DISTINCT)
+    found[LOCAL, inside] = np.where(itself | apart, node[LOCAL, inside], np.minimum(node[LOCAL, inside], 0.0))
+    return found
+
+
 def node_gains(node: F32) -> F32:
     """Gain of blaming each node alone: its slowness, and as much again where its surroundings explain it."""
     slow = 0.5 * np.square(np.maximum(node[list(SLOW)], 0.0)).sum(axis=0)
@@ -109,8 +130,16 @@ def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float]) -> Iterato
         yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), tuple(names[c] for c in shown))
 
 
+def port_gains(port: F32) -> F32:
+    """Gain of blaming each port alone: what its counters say, and as much again of the round trip, which two ends and the way between
+    share; a round trip alone counts half."""
+    counted = 0.5 * np.square(np.maximum(port[[MARKS, ERRORS, SPEED]], 0.0)).sum(axis=0)
+    trip = 0.5 * np.square(np.maximum(port[RTT], 0.0))
+    return np.asarray(counted + np.maximum(np.minimum(trip, counted), 0.5 * trip), dtype=np.float32)
+
+
 def _ports(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
-    gains = 0.5 * np.square(np.maximum(left.port, 0.0)).sum(axis=0) - prices["port"]
+    gains = port_gains(left.port) - prices["port"]
     width = gains.shape[1]
     for place in _largest(gains.ravel()):
         node, rail = divmod(place, width)
@@ -180,8 +209,9 @@ def _explain(left: Evidence, cause: Cause, graph: Graph) -> None:
     echo[members] = False
     if cause.rail >= 0 and cause.kind != "node":
         left.port[:, members, cause.rail] = 0.0
-        echo[members] = True
-        left.node[LOCAL, echo] = np.minimum(left.node[LOCAL, echo], 0.0)
+        if "ep" in graph.relations:  # tokens are exchanged inside kernels: there, a slow network makes own time longer
+            echo[members] = True
+            left.node[LOCAL, echo] = np.minimum(left.node[LOCAL, echo], 0.0)
         return
     loudest = left.node[list(SLOW)][:, members].max(axis=1)
     left.node[:, members] = 0.0

@@ -27,14 +27,18 @@ clock and of power (less is worse); chip and inlet in degrees; share of time in 
 FLOORS = np.array([0.0015, 0.002, 0.01, 0.002, 0.3, 0.15, 0.006, 0.01], dtype=np.float32)
 """No channel is steadier than its timer or sensor."""
 
-RTT, MARKS, ERRORS, SPEED = range(4)
+RTT, MARKS, ERRORS, SPEED, ANSWERED = range(5)
 PORT_CHANNELS = ("rtt", "marks", "errors", "speed")
-"""Log of the round trip (plus 0.3 ms) that both directions share; log of congestion marks; of errors, losses and pauses; of lost speed."""
+"""Log of the round trip (plus 0.3 ms) that both directions share; log of congestion marks; of errors, losses and pauses; of lost speed.
+A round has the trip that a port asks for under `RTT` and the one that it answers under `ANSWERED`: each is held against its own past, and
+what the two distances agree on counts, for paths are not equally long and a slow trip in one direction only is the other end's."""
 PORT_FLOORS = np.array([0.015, 0.35, 0.35, 0.05], dtype=np.float32)
 
 LEAST_RAILS = 4
 EXCUSED = 0.3
 """Where all ports of a node move together, they need not move by the same: so much of it, one may move more."""
+DISAGREEING = 4.0
+"""Usual deviations by which the two directions of a round trip may differ."""
 RTT_OFFSET_MS = 0.3
 """Below this, a round trip's relative changes mean nothing."""
 LIMIT = 30.0
@@ -55,7 +59,7 @@ class Round:
     gpu
         nodes × GPUs, log of the time in which tensor cores worked.
     port
-        PORT_CHANNELS × nodes × rails.
+        PORT_CHANNELS and `ANSWERED` × nodes × rails.
     """
 
     at_ns: int
@@ -71,7 +75,7 @@ class Past(msgspec.Struct):
     rounds: int = 0
     node: Array = msgspec.field(default_factory=lambda: nan_array(8, 0))
     gpu: Array = msgspec.field(default_factory=lambda: nan_array(0, 0))
-    port: Array = msgspec.field(default_factory=lambda: nan_array(4, 0, 0))
+    port: Array = msgspec.field(default_factory=lambda: nan_array(5, 0, 0))
     scale: Array = msgspec.field(default_factory=FLOORS.copy)
     port_scale: Array = msgspec.field(default_factory=PORT_FLOORS.copy)
     before: Array = msgspec.field(default_factory=lambda: np.zeros((2, 8, 0), dtype=np.float32))
@@ -128,25 +132,28 @@ class Past(msgspec.Struct):
         away = gpu - self.gpu
         weight = max(LEARNING, 1.0 / (self.rounds + 1))
         step = np.clip(away, -0.3, 0.3) if self.rounds > WARM_ROUNDS else away
-        moved = np.where(frozen[:, None], self.gpu, self.gpu + weight * step)
+        moved = self.gpu + _for_accused(weight * step, np.broadcast_to(frozen[:, None], step.shape), None)
         self.gpu = np.where(np.isnan(self.gpu), gpu, np.where(np.isnan(moved), self.gpu, moved))
         return _quiet_max(away)
 
     def _ports(self, port: F32, frozen: Bools, weight: float) -> F32:
         away = port - self.port
-        bound = 3.0 * self.port_scale[:, None, None] if self.rounds > WARM_ROUNDS else np.inf
-        step = np.clip(away, -bound, bound)
-        moved = np.where(frozen[None], self.port, self.port + weight * step)
+        bound = 3.0 * self.port_scale[[RTT, MARKS, ERRORS, SPEED, RTT], None, None]
+        step = weight * np.clip(away, -bound, bound) if self.rounds > WARM_ROUNDS else weight * away
+        moved = self.port + _for_accused(step, np.broadcast_to(frozen[None], step.shape), 2)
         self.port = np.where(np.isnan(self.port), port, np.where(np.isnan(moved), self.port, moved)).astype(np.float32)
-        beside, excused = _beside_others(away)
-        plain = np.where(frozen[None], np.nan, beside).reshape(len(away), -1)
+        both = away[:ANSWERED]
+        both[RTT] = _agreed(away[RTT], away[ANSWERED], float(self.port_scale[RTT]))
+        beside, excused = _beside_others(both)
+        plain = np.where(frozen[None], np.nan, beside).reshape(len(both), -1)
         self.port_scale = _scale(self.port_scale, plain, PORT_FLOORS, self.rounds)
         more = np.nan_to_num(np.sign(beside) * np.maximum(np.abs(beside) - excused, 0.0))
         return np.asarray(np.clip(more / self.port_scale[:, None, None], -LIMIT, LIMIT), dtype=np.float32)
 
     def _learn(self, values: F32, away: F32, frozen: Bools, weight: float) -> None:
         bound = 3.0 * self.scale[:, None] if self.rounds > WARM_ROUNDS else np.inf
-        moved = np.where(frozen[None, :], self.node, self.node + weight * np.clip(away, -bound, bound))
+        step = weight * np.clip(away, -bound, bound)
+        moved = self.node + _for_accused(step, np.broadcast_to(frozen[None, :], step.shape), 1)
         self.node = np.where(np.isnan(self.node), values, np.where(np.isnan(moved), self.node, moved)).astype(
             np.float32
         )
@@ -165,6 +172,17 @@ class Innovations:
     warm: bool
 
 
+def _for_accused(step: Array, frozen: Bools, axis: int | None) -> Array:
+    """Who is accused learns only what all others learn (their median along `axis`): frozen altogether, it would stand apart for good once
+    the job as a whole has moved on."""
+    if not frozen.any():
+        return step
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        common = np.nanmedian(np.where(frozen, np.nan, step), axis=axis, keepdims=axis is not None)
+    return np.where(frozen, np.nan_to_num(common), step)
+
+
 def _scale(old: Array, centred: Array, floors: F32, rounds: int) -> Array:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -178,6 +196,13 @@ def _medians(values: Array) -> Array:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.asarray(np.nan_to_num(np.nanmedian(values, axis=1)))
+
+
+def _agreed(asked: F32, answered: F32, scale: float) -> F32:
+    """The smaller of two directions, or nothing where they contradict each other: then one of them is the other end's."""
+    larger = np.fmax(np.abs(asked), np.abs(answered))
+    contradict = np.abs(asked - answered) > EXCUSED * larger + DISAGREEING * scale
+    return np.where(contradict, 0.0, np.fmin(asked, answered)).astype(np.float32)
 
 
 def _beside_others(away: F32) -> tuple[F32, F32]:

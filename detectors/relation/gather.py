@@ -32,7 +32,7 @@ class Gathered(msgspec.Struct):
     steps: list[Array] = []
     node: Array = msgspec.field(default_factory=lambda: np.zeros((2, 8, 0)))
     gpu: Array = msgspec.field(default_factory=lambda: np.zeros((2, 0, 0)))
-    port: Array = msgspec.field(default_factory=lambda: np.zeros((2, 4, 0, 0)))
+    port: Array = msgspec.field(default_factory=lambda: np.zeros((2, 5, 0, 0)))
 
     def put_step(self, step: JointStep) -> None:
         """Take a plain step in."""
@@ -58,10 +58,10 @@ class Gathered(msgspec.Struct):
             [],
             np.zeros((2, 8, 0)),
             np.zeros((2, 0, 0)),
-            np.zeros((2, 4, 0, 0)),
+            np.zeros((2, 5, 0, 0)),
         )
         gpu = gpu if len(gpu) == nodes else np.full((nodes, 0), np.nan, dtype=np.float32)
-        port = port if port.shape[1] == nodes else np.full((4, nodes, 0), np.nan, dtype=np.float32)
+        port = port if port.shape[1] == nodes else np.full((5, nodes, 0), np.nan, dtype=np.float32)
         return Round(at_ns, step_ms, node, gpu, port)
 
 
@@ -72,6 +72,7 @@ class Places:
     graph: Graph
     rails: dict[tuple[str, str], str] = field(default_factory=dict)
     _known: dict[str, tuple[Keys, Ints, Ints, tuple[str, ...]]] = field(default_factory=dict)
+    _probed: tuple[Keys, int, tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] | None = None
     number: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,6 +96,21 @@ class Places:
             known = self._known[family.family] = (family.entities, nodes, devices, names)
         return known[1], known[2], known[3]
 
+    def probed(self, family: FamilyMatrix, count: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Rows of probes that nodes of the job ask, and that they answer, each with the places in a nodes × `count` grid."""
+        known = self._probed
+        if known is None or known[1] != count or not (known[0] is family.entities or known[0] == family.entities):
+            sides: list[list[tuple[int, int]]] = [[], []]
+            for row, (prober, peer) in enumerate(family.entities):
+                rail = self.rails.get((prober, peer), "")
+                if rail.isdigit() and int(rail) < count:
+                    for side, name in zip(sides, (prober, peer), strict=True):
+                        if name in self.number:
+                            side.append((row, self.number[name] * count + int(rail)))
+            asked, answered = (np.array(side, dtype=np.int64).reshape(-1, 2).T for side in sides)
+            known = self._probed = (family.entities, count, ((asked[0], asked[1]), (answered[0], answered[1])))
+        return known[2]
+
     def grid(self, family: FamilyMatrix | None, *metrics: str) -> tuple[F32, tuple[str, ...]]:
         """metrics × nodes × devices, NaN where nobody reports; and the names of the devices."""
         if family is None or not family.entities:
@@ -108,7 +124,7 @@ class Places:
 
 
 def channels(tick: AlignedTick, places: Places) -> tuple[F32, F32, F32, tuple[str, ...]]:
-    """NODE_CHANNELS × nodes (of steps NaN), nodes × GPUs, PORT_CHANNELS × nodes × rails of one tick, and the names of the rails."""
+    """NODE_CHANNELS × nodes (of steps NaN), nodes × GPUs, PORT_CHANNELS and `ANSWERED` × nodes × rails of a tick, and the rails' names."""
     node = np.full((8, len(places.graph.nodes)), np.nan, dtype=np.float32)
     gpu, _ = places.grid(tick.family("gpu"), "tensor_active_ratio", "sm_clock_mhz", "power_w", "temp_c")
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
@@ -127,13 +143,13 @@ def _ports(tick: AlignedTick, places: Places) -> tuple[F32, tuple[str, ...]]:
     """Of the adapters that training uses: those that count RDMA errors or marks."""
     nic, names = places.grid(tick.family("nic"), *MARKS, *ERRORS, "speed_mbps")
     if not names:
-        return np.zeros((4, len(places.graph.nodes), 0), dtype=np.float32), ()
+        return np.zeros((5, len(places.graph.nodes), 0), dtype=np.float32), ()
     used = np.isfinite(nic[0]).any(axis=0) | np.isfinite(nic[4]).any(axis=0)
     rails = tuple(name for name, wanted in zip(names, used.tolist(), strict=True) if wanted)
     nic = nic[:, :, used]
     paused, devices = places.grid(tick.family("port"), "pause_tx_per_s")
-    out = np.zeros((4, len(places.graph.nodes), len(rails)), dtype=np.float32)
-    out[features.RTT] = _rtt(tick, places, len(rails))
+    out = np.zeros((5, len(places.graph.nodes), len(rails)), dtype=np.float32)
+    out[[features.RTT, features.ANSWERED]] = _rtt(tick, places, len(rails))
     out[features.MARKS] = np.log1p(np.nan_to_num(nic[:2]).sum(axis=0))
     out[features.ERRORS] = np.log1p(
         np.nan_to_num(nic[2:6]).sum(axis=0) + (np.nan_to_num(paused[0]) if devices == rails else 0.0)
@@ -144,18 +160,14 @@ def _ports(tick: AlignedTick, places: Places) -> tuple[F32, tuple[str, ...]]:
 
 
 def _rtt(tick: AlignedTick, places: Places, count: int) -> F32:
-    """Of each port the smaller of what it asks and what it answers: a slow trip in one direction only is the other end's."""
+    """Of each port the trip that it asks for, and the one that it answers."""
     probes = tick.family("mesh")
-    asked, answered = np.full((2, len(places.graph.nodes), count), np.nan, dtype=np.float32)
+    both = np.full((2, len(places.graph.nodes), count), np.nan, dtype=np.float32)
     if probes is not None and places.rails and count:
         trips = features.rtt_log(probes.column("rtt_ms"))
-        for (prober, peer), trip in zip(probes.entities, trips.tolist(), strict=True):
-            rail = places.rails.get((prober, peer), "")
-            if rail.isdigit() and int(rail) < count:
-                for grid, name in ((asked, prober), (answered, peer)):
-                    if (number := places.number.get(name, -1)) >= 0:
-                        grid[number, int(rail)] = np.fmin(grid[number, int(rail)], trip)
-    return np.where(np.isnan(answered), asked, np.where(np.isnan(asked), answered, np.fmin(asked, answered)))
+        for grid, (rows, cells) in zip(both, places.probed(probes, count), strict=True):
+            np.fmin.at(grid.reshape(-1), cells, trips[rows])
+    return both
 
 
 def _only(values: F32) -> F32:

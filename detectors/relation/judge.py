@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.relation.features import LOCAL, Innovations, Past, Round
+from detectors.relation.features import DATA, LOCAL, OWN, Innovations, Past, Round
 from detectors.relation.graph import Graph
 from detectors.relation.groups import Groups
 from detectors.state import Array
 from models.relation import form
-from models.relation.form import CHANNELS, RELATIONS, Served
+from models.relation.form import RELATIONS, Served
 
 F32 = NDArray[np.float32]
 Frozen = tuple[NDArray[np.bool_], NDArray[np.bool_] | None]
@@ -31,9 +31,11 @@ RESIDUAL_LIMIT = 5.0
 CAP = 12.0
 APART, APART_DEVIATIONS, APART_FLOOR, APART_PEERS = float(np.log(1.2)), 8.0, 0.016, 4
 """Log of the ratio and robust deviations by which a node stands apart, least spread of its peers, and their least number."""
-EFFECTS = 3
+EFFECTS, LATE = 3, 3
 LEAST_EFFECT = np.array([0.012, 0.010, 0.03], dtype=np.float32)
 """Less than so much longer own time (share), input wait (share of a step) or computing (share) is no fault, however sure it is."""
+EXCUSED = np.array([0.25, 0.25, 0.15, 0, 0, 0, 0, 0], dtype=np.float32)
+"""Where all relatives move together, they need not move by the same: so much of the common move, one may move more."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class Judge(msgspec.Struct):
         """Take a round in; its residuals join the sums."""
         found = self.past.advance(seen, *frozen)
         if found.warm:
-            away, scale = standardised(found, related, served)
-            effect = (away * self.past.scale[:, None])[:EFFECTS].astype(np.float32)
+            away, scale, late = standardised(found, related, served)
+            shown = np.concatenate([away[:EFFECTS], late[None]])
+            effect = (shown * self.past.scale[[LOCAL, DATA, OWN, LOCAL], None]).astype(np.float32)
             residual = np.clip(away / scale, -RESIDUAL_LIMIT, RESIDUAL_LIMIT).astype(np.float32)
             self.sums.put(residual, np.clip(found.port, -RESIDUAL_LIMIT, RESIDUAL_LIMIT), effect)
         return found
@@ -143,15 +146,37 @@ class Judge(msgspec.Struct):
         return Evidence(node, port.reshape(len(port), count, rails))
 
 
-def standardised(found: Innovations, related: Related, served: Served | None) -> tuple[F32, F32]:
-    """channels × nodes: innovation minus expectation, and its scale; without a model, the peers' median and their spread."""
+def standardised(found: Innovations, related: Related, served: Served | None) -> tuple[F32, F32, F32]:
+    """Innovation minus expectation and its scale, channels × nodes, and how late each node is beside those who do the same work.
+
+    Without a net, the expectation is the median of those who do the same work, or of the whole job for what work does not explain, and
+    the scale is their spread. Nobody is sicker than his peers because they recovered: except for the share of computing, which falls
+    for all who wait, a node has to be worse than its own past.
+    """
     messages = related.messages(found.node)
-    given, base = form.inputs(found.node, found.before, messages)
+    base, spread = nearest(messages, found.node)
     if served is None:
-        spread = given[:, form.block("dp")][:, CHANNELS : 2 * CHANNELS]
-        return (found.node.T - base).T, np.maximum(1.25 * spread, 1.0).T
-    middle, scale = served.expect(given, base)
-    return (found.node.T - middle).T, scale.T
+        middle, scale = base, np.maximum(1.25 * spread, 1.0)
+    else:
+        given, begin = form.inputs(found.node, found.before, messages)
+        middle, scale = (part.T for part in served.expect(given, begin))
+    away = found.node - middle
+    away = np.sign(away) * np.maximum(np.abs(away) - EXCUSED[:, None] * np.abs(base), 0.0)
+    worse = np.where(away > 0, np.minimum(away, np.maximum(found.node, 0.0)), away)
+    worse[OWN] = away[OWN]
+    return worse, scale, found.node[LOCAL] - base[LOCAL]
+
+
+def nearest(messages: Mapping[str, tuple[F32, F32, F32]], like: F32) -> tuple[F32, F32]:
+    """channels × nodes: median and spread of who is to be compared, which is the same work for what depends on work, and the job else."""
+    base, spread = np.zeros_like(like), np.zeros_like(like)
+    for name in form.BASES:
+        if name in messages:
+            middle, wide, others = messages[name]
+            use = np.broadcast_to(others > 0, like.shape).copy()
+            use[OWN + 1 :] &= name == "job"
+            base, spread = np.where(use, middle, base), np.where(use, wide, spread)
+    return base, spread
 
 
 def apart(local: Array, peers: Groups) -> NDArray[np.bool_]:
@@ -172,15 +197,25 @@ def apart(local: Array, peers: Groups) -> NDArray[np.bool_]:
 
 
 def of_some_effect(node: F32, effect: list[Array]) -> F32:
-    """Evidence (or sums) without that of channels whose middle effect over the last rounds is too small to matter."""
+    """Evidence (or sums) without that of channels whose middle effect over the last rounds is too small to matter; and who is not late
+    beside those who do the same work is not slow, however much it seems to compute."""
     if not effect:
         return node
+    middle = middle_effect(effect)
+    found = node.copy()
+    enough = middle[:EFFECTS] >= LEAST_EFFECT[:, None]
+    enough[OWN] &= middle[LATE] >= LEAST_EFFECT[LOCAL]
+    found[:EFFECTS] = np.where(enough, node[:EFFECTS], np.minimum(node[:EFFECTS], 0.0))
+    return found
+
+
+def middle_effect(effect: list[Array]) -> F32:
+    """Effects × nodes: the middle of the last rounds, the lower of two, 0 where none is known."""
     recent = np.sort(np.stack(effect[-LONG:]), axis=0)
     known = np.isfinite(recent).sum(axis=0)
-    middle = np.nan_to_num(np.take_along_axis(recent, np.maximum(known - 1, 0)[None] // 2, axis=0)[0])
-    found = node.copy()
-    found[:EFFECTS] = np.where(middle >= LEAST_EFFECT[:, None], node[:EFFECTS], np.minimum(node[:EFFECTS], 0.0))
-    return found
+    return np.asarray(
+        np.nan_to_num(np.take_along_axis(recent, np.maximum(known - 1, 0)[None] // 2, axis=0)[0]), dtype=np.float32
+    )
 
 
 def sums_of(parts: list[Array], span: int) -> F32:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 
-from detectors.relation.attribution import SLOW, Cause
+from detectors.relation.attribution import SLOW, Cause, node_gains
 from detectors.relation.judge import Evidence, Frozen
+from detectors.state import Array
 
 LASTING_ROUNDS, OF_ROUNDS = 2, 3
+RESTLESS, FIRST_RESTLESS, CALMING = 3.0, 6.0, 0.05
+"""What the most conspicuous node of a job gains while nobody is accused makes every accusation of a node dearer, so many times; taken
+for so much at first, and learnt at this pace: in a restless job somebody always stands out."""
 GONE_ROUNDS = 6
 FREEZE = 6.0
 KEPT = 24
@@ -16,7 +22,9 @@ KEPT = 24
 
 class Opinion(msgspec.Struct):
     """A cause that was found in some of the last rounds. `seen` are rounds, counted by the holder; `gains` go with them; `channels`
-    are those that showed it when it was first said, so that what it is called does not change."""
+    are those that showed it when it was first said, so that what it is called does not change; `odds` are the log odds against nobody that
+    added up, and `isolates` says that they and all else suffice to isolate the node
+    (`conviction`), `told` that a verdict said so."""
 
     kind: str
     name: str
@@ -28,6 +36,9 @@ class Opinion(msgspec.Struct):
     channels: list[str] = []
     said: bool = False
     said_ns: int = 0
+    odds: float = 0.0
+    isolates: bool = False
+    told: bool = False
 
 
 class Opinions(msgspec.Struct):
@@ -35,6 +46,16 @@ class Opinions(msgspec.Struct):
 
     rounds: int = 0
     held: dict[str, Opinion] = {}
+    restless: float = FIRST_RESTLESS
+
+    def prices(self, prices: Mapping[str, float]) -> dict[str, float]:
+        """What causes cost in this job."""
+        return {**prices, "node": prices["node"] + RESTLESS * self.restless}
+
+    def learn(self, node: Array, found: bool) -> None:
+        """How much innocents of this job stand out: from rounds without any cause."""
+        if not found and not self.held:
+            self.restless += CALMING * (float(node_gains(node).max(initial=0.0)) - self.restless)
 
     def take(self, causes: list[Cause], at_ns: int) -> tuple[list[tuple[Opinion, Cause]], list[Opinion]]:
         """Causes of a round → opinions with their cause of this round that now stand, and those that are over."""

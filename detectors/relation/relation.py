@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
-from detectors.relation.attribution import Cause, attribute
+from detectors.relation.attribution import Cause, attribute, own_of_group
+from detectors.relation.conviction import convict
 from detectors.relation.features import LOCAL, ROUND_S
 from detectors.relation.gather import Gathered, Places, channels
 from detectors.relation.graph import Graph, Relation, graph_of
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 ROUND_NS = int(ROUND_S * NS_PER_S)
 _HISTORY, _LEARN_EVERY = 36, 24
+NAMED_ONLY = 0.8
+"""Confidence of what is named and would not suffice to isolate."""
 REACHES = ("store", "correlate", "notify")
 _PLACES = {"rack": "rack", "pdu": "power unit", "zone": "cooling zone", "leaf": "leaf", "rail": "rail"}
 
@@ -50,8 +53,9 @@ class RelationSettings:
     caution: float = option(1.0, "multiplies the price of every cause: above 1 names less")
     restate_s: float = option(15.0, "while a cause stands, it is said again after so long")
     reach: str = option(
-        "correlate",
-        "how far it may reach: correlate adds to incidents that others open, notify opens its own (see docs/relation.md)",
+        "notify",
+        "how far it may reach with what suffices to isolate a node: notify opens incidents, correlate adds to those of others; all else "
+        "that it names only correlates (see docs/relation.md)",
     )
 
     def __post_init__(self) -> None:
@@ -103,7 +107,7 @@ class RelationDetector(Detector):
 
     name = "relation"
     kinds = ("compute_slow", "data_slow", "link_slow", "subnet_slow", "shared_slow")
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = RelationSettings
     settings: RelationSettings
@@ -196,15 +200,20 @@ class RelationDetector(Detector):
         evidence = state.judge.evidence(calibration, related)
         prices = {kind: self.settings.caution * price for kind, price in trained.prices.items()}
         rails = tuple(state.rails) or tuple(map(str, range(evidence.port.shape[2])))
-        standing, over = state.opinions.take(attribute(evidence, graph, prices, rails), at_ns)
+        causes = attribute(evidence, graph, state.opinions.prices(prices), rails)
+        state.opinions.learn(own_of_group(evidence.node, graph), bool(causes))
+        standing, over = state.opinions.take(causes, at_ns)
+        convict(standing, evidence, state.judge.sums.effect, graph)
         said = [
             self._say(state, graph, opinion, cause, at_ns) for opinion, cause in standing if self._due(opinion, at_ns)
         ]
         return said + [self._take_back(state, graph, opinion, at_ns) for opinion in over]
 
     def _due(self, opinion: Opinion, at_ns: int) -> bool:
-        due = not opinion.said_ns or at_ns - opinion.said_ns >= self.settings.restate_s * NS_PER_S
+        surer = opinion.isolates and not opinion.told
+        due = surer or not opinion.said_ns or at_ns - opinion.said_ns >= self.settings.restate_s * NS_PER_S
         opinion.said_ns = at_ns if due else opinion.said_ns
+        opinion.told = opinion.isolates
         return due
 
     # --- the graph -----------------------------------------------------------------------------------------------------------------
@@ -259,7 +268,8 @@ class RelationDetector(Detector):
         others = ", ".join(f"{name or kind} {p:.2g}" for kind, name, p in cause.others[:4])
         text = f"{_what(cause)} ({', '.join(cause.channels) or 'all together'}); probability {cause.probability:.2f}, else {others}"
         shown = self._evidence(state, graph, opinion, cause, at_ns)
-        sure = min(0.95, cause.probability)
+        text += "; enough to isolate it" if opinion.isolates else ""
+        sure = min(0.95, cause.probability) if opinion.isolates else min(NAMED_ONLY, cause.probability)
         return self._opinion(state, graph, opinion, kind, entity, at_ns, text, sure, cause.gain, shown)
 
     def _take_back(self, state: JobState, graph: Graph, opinion: Opinion, at_ns: int) -> Verdict:
@@ -292,7 +302,8 @@ class RelationDetector(Detector):
             attempt=state.assembly.attempt, score=round(score, 3), confidence=max(confidence, 0.05), text=text, evidence=evidence,
             victims=tuple(graph.nodes[i] for i in below)[:MAX_VICTIMS], clears=clears,
         )  # fmt: skip
-        return msgspec.structs.replace(made, reach=Reach(self.settings.reach))
+        reach = self.settings.reach if opinion.isolates else min(self.settings.reach, "correlate", key=REACHES.index)
+        return msgspec.structs.replace(made, reach=Reach(reach))
 
     def _evidence(
         self, state: JobState, graph: Graph, opinion: Opinion, cause: Cause, at_ns: int

@@ -16,6 +16,8 @@ from models.relation.form import Served
 from trainwarden.errors import UsageError
 
 SHIPPED = Path(__file__).parent / "weights" / "relation.safetensors"
+WITH_NET = SHIPPED.with_name("relation-net.safetensors")
+"""The same with tables and prices for the net's expectation, which serves nobody: it wins nothing over the peers' medians."""
 PRICED = ("node", "port", "leaf", "rail", "rack", "pdu", "zone")
 VERSION = 1
 """Of the form and the meaning of the tensors; other weights do not fit this code."""
@@ -25,9 +27,9 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model: net, sums of residuals that health exceeds with known probabilities, prices of causes, card."""
+    """A trained model: net if there is one, sums of residuals that health exceeds with known probabilities, prices of causes, card."""
 
-    served: Served
+    served: Served | None
     node_table: F32
     port_table: F32
     normal: F32
@@ -53,7 +55,8 @@ def load(path: Path = SHIPPED) -> Trained:
             raise UsageError(
                 f"{card_path}: version {card['version']} found, this code needs {VERSION}: `trainwarden train` makes it"
             )
-        return Trained(Served.of(found), found["node_table"], found["port_table"], found["normal"], prices, card)
+        served = Served.of(found) if "linear" in found else None
+        return Trained(served, found["node_table"], found["port_table"], found["normal"], prices, card)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{card_path}: {error!r}, expected the card of the weights beside it: `trainwarden train` makes both"

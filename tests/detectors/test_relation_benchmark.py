@@ -21,8 +21,8 @@ SPLIT_FILE = Path(__file__).parents[2] / "benchmarks" / "relation" / "splits.tom
 def test_seeds_and_kinds_held_out_are_in_no_lesson() -> None:
     splits = tomllib.loads(SPLIT_FILE.read_text())
     seen = {lesson.seed for first in (FIRST_LESSON, FIRST_PROOF) for lesson in lessons(first, 12)}
-    assert seen.isdisjoint({*splits["tune"]["seeds"], *splits["test"]["seeds"]})
-    assert set(splits["tune"]["seeds"]).isdisjoint(splits["test"]["seeds"])
+    assert seen.isdisjoint({*splits["train"]["seeds"], *splits["tune"]["seeds"], *splits["test"]["seeds"]})
+    assert {*splits["train"]["seeds"], *splits["tune"]["seeds"]}.isdisjoint(splits["test"]["seeds"])
     assert set(LESSON_KINDS).isdisjoint(splits["held_out_kinds"])
     tuned = {kind for names in allowed("tune").values() for kind in names}
     assert tuned.isdisjoint(splits["held_out_kinds"])

@@ -59,6 +59,13 @@ def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
         weights.load(tmp_path / "x.safetensors")
 
 
+def test_what_is_shipped_serves_medians_and_is_small() -> None:
+    trained = weights.load()
+    assert trained.served is None
+    assert weights.SHIPPED.stat().st_size < 20_000
+    assert set(trained.prices) == set(weights.PRICED)
+
+
 def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
     shutil.copy(weights.SHIPPED, tmp_path / "x.safetensors")
     card = json.loads(weights.SHIPPED.with_suffix(".json").read_text())
@@ -116,7 +123,10 @@ def test_an_interrupted_training_ends_like_one_that_was_not(tmp_path: Path) -> N
 
 
 def test_no_value_of_one_channel_moves_the_expectation_of_another() -> None:
-    served = weights.load().served
+    from models.relation.net import Plan, train
+
+    net = train(table(600, 1), table(100, 2), Plan(epochs=2, batch=128), None, lambda progress: None)
+    served = form.Served.of(net.served())
     calm = np.zeros((1, form.INPUTS), dtype=np.float32)
     odd = calm.copy()
     odd[0, form.block("dp").start + 5] = 1000.0

@@ -99,8 +99,8 @@ class _Cluster:
         rails = self.layout.spec.rails
         nic, port = self.interval.family("nic")[:, :rails], self.interval.family("port")
         at = columns("nic")
-        out = np.empty((len(features.PORT_CHANNELS), self.layout.size, rails), dtype=np.float32)
-        out[features.RTT] = self._rtt()
+        out = np.empty((len(features.PORT_CHANNELS) + 1, self.layout.size, rails), dtype=np.float32)
+        out[[features.RTT, features.ANSWERED]] = self._rtt()
         out[features.MARKS] = np.log1p(np.nan_to_num(nic[..., at["ecn_marked_per_s"]] + nic[..., at["cnp_sent_per_s"]]))
         errors = sum(np.nan_to_num(nic[..., at[name]]) for name in ERRORS)
         out[features.ERRORS] = np.log1p(errors + np.nan_to_num(port[..., columns("port")["pause_tx_per_s"]]))
@@ -108,7 +108,7 @@ class _Cluster:
         return out
 
     def _rtt(self) -> F32:
-        """Of each port the smaller of two log round trips: what it asks and what it answers; one alone is the other end's."""
+        """Of each port two log round trips: what it asks for and what it answers."""
         mesh = self.interval.family("mesh")
         trip = features.rtt_log(mesh[..., columns("mesh")["rtt_ms"]])
         asked = np.full((self.layout.size, self.layout.spec.rails), np.nan, dtype=np.float32)
@@ -116,7 +116,7 @@ class _Cluster:
             asked[:, rail] = trip[:, k]
         prober, probe = (a.astype(np.int64) for a in self.answered)
         answers = np.where(prober >= 0, trip[prober, probe], np.nan)
-        return np.where(np.isnan(answers), asked, np.where(np.isnan(asked), answers, np.fmin(asked, answers)))
+        return np.stack([asked, answers])
 
 
 def _least(values: F32) -> F32:

@@ -85,28 +85,34 @@ def relation(
     ] = 6,
     epochs: Annotated[int, typer.Option(help="passes over all lessons")] = 8,
     seed: Annotated[int, typer.Option(help="same seed, same weights")] = 0,
+    with_net: Annotated[
+        bool,
+        typer.Option(
+            "--net", help="the net's expectation in place of the peers' medians: it wins nothing, and is not served"
+        ),
+    ] = False,
     without: Annotated[
         str, typer.Option(help="ablation: inputs left out, comma-separated: past, dp, pp, ep, rack, leaf, zone, job")
     ] = "",
 ) -> None:
-    """Train the relation model on this machine's processor; minutes to an hour, resumes when started again."""
-    from models.relation import net, weights
+    """Make the relation model on this machine's processor, in minutes; with the net up to an hour, and it resumes."""
+    from models.relation import form, net, weights
 
     begun_s = time.monotonic()
     if each < 2 or epochs < 1:
         raise UsageError(f"--each {each}, --epochs {epochs} found, expected at least 2 runs and 1 epoch")
-    work.mkdir(parents=True, exist_ok=True)
     plan = net.Plan(seed=seed, epochs=epochs, without=tuple(filter(None, without.split(","))))
-    bar = Bar()
-    table, held_out = _tables(work, lessons(FIRST_LESSON + 1000 * seed, each), bar)
-    fitted = _fit(table, held_out, plan, work / "checkpoint.pt", bar)
-    served = masked(fitted, plan)
+    bar, served, rows = Bar(), {}, 0
+    if with_net:
+        work.mkdir(parents=True, exist_ok=True)
+        table, held_out = _tables(work, lessons(FIRST_LESSON + 1000 * seed, each), bar)
+        served, rows = masked(_fit(table, held_out, plan, work / "checkpoint.pt", bar), plan), len(table.target)
     proofs = lessons(FIRST_PROOF + 1000 * seed, max(2, each // 2))
-    tables, prices = calibrate(served, proofs, bar)
-    card = _card(plan, each, len(table.target), bar.losses, round(time.monotonic() - begun_s), prices)
-    weights.save(out or weights.SHIPPED, served, tables, prices, card)
-    print(f"{out or weights.SHIPPED}: {len(table.target)} rows, held-out loss {bar.losses[-1]:.4f}, {card['seconds']} s; prices "
-          + ", ".join(f"{name} {price:.1f}" for name, price in prices.items()))  # fmt: skip
+    tables, prices = calibrate(form.Served.of(served) if with_net else None, proofs, bar)
+    card = _card(plan if with_net else None, each, rows, bar.losses, round(time.monotonic() - begun_s), prices)
+    path = out or (weights.WITH_NET if with_net else weights.SHIPPED)
+    weights.save(path, served, tables, prices, card)
+    print(f"{path}: {card['seconds']} s; prices " + ", ".join(f"{name} {price:.1f}" for name, price in prices.items()))
 
 
 class Bar:
@@ -201,17 +207,16 @@ def masked(fitted: RelationNet, plan: Plan) -> dict[str, F32]:
     return served
 
 
-def calibrate(served: dict[str, F32], proofs: Sequence[Lesson], bar: Bar) -> tuple[dict[str, F32], dict[str, float]]:
-    """Tables of healthy sums, and the price of each kind of cause, from runs in which no node is bad."""
+def calibrate(served: Served | None, proofs: Sequence[Lesson], bar: Bar) -> tuple[dict[str, F32], dict[str, float]]:
+    """Tables of healthy sums, and the price of each kind of cause, from runs in which no node is bad; without a net, of the medians."""
     import numpy as np
 
     from detectors.relation.attribution import KINDS
     from detectors.relation.judge import LONG, SHORT, Calibration
-    from models.relation.form import Served
 
     runs: list[Proof] = []
     for number, proof in enumerate(proofs):
-        runs += _residuals(proof, Served.of(served))
+        runs += _residuals(proof, served)
         bar.show("calibrating", number + 1, len(proofs))
     normal = np.array([_normal_quantile(10.0**-level) for level in LEVELS], dtype=np.float32)
     tables = [np.stack([_quantiles(_ends(runs, place, span)) for span in (SHORT, LONG)]) for place in (1, 2)]
@@ -239,7 +244,7 @@ def _ends(runs: Sequence[Proof], place: int, span: int) -> list[F32]:
     return found
 
 
-def _residuals(proof: Lesson, served: Served) -> list[Proof]:
+def _residuals(proof: Lesson, served: Served | None) -> list[Proof]:
     import numpy as np
 
     from detectors.relation.judge import Judge, Related
@@ -269,11 +274,13 @@ def _quantiles(sums: list[F32]) -> F32:
 
 
 def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
-    """The largest gain that a cause of each kind keeps for two rounds, in each round of a run, prices not paid."""
+    """The largest gain that a cause of each kind keeps for two rounds, in each round of a run, prices not paid, except for how restless the
+    job is."""
     import numpy as np
 
-    from detectors.relation.attribution import KINDS, candidates
+    from detectors.relation.attribution import KINDS, candidates, own_of_group
     from detectors.relation.judge import Evidence, Judge, Sums
+    from detectors.relation.opinions import RESTLESS, Opinions
 
     graph, nodes, ports, effects = run
     free = dict.fromkeys(KINDS, 0.0)
@@ -281,16 +288,20 @@ def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
     rails = ports[0].shape[1] // len(graph.nodes)
     judge = Judge(nodes=list(graph.nodes))
     judge.past.port = np.zeros((4, len(graph.nodes), rails), dtype=np.float32)
-    judge.sums = Sums()
+    judge.sums, opinions = Sums(), Opinions()
     before: dict[tuple[str, str], float] = {}
     for node, port, effect in zip(nodes, ports, effects, strict=True):
         judge.sums.put(node, port.astype(np.float32).reshape(4, len(graph.nodes), rails), effect)
-        evidence: Evidence = judge.evidence(made)
+        seen = judge.evidence(made)
+        evidence = Evidence(own_of_group(seen.node, graph), seen.port)
+        restless = RESTLESS * opinions.restless
+        opinions.learn(evidence.node, False)
         now = {cause.key: cause.gain for cause in candidates(evidence, graph, free, tuple(map(str, range(rails))))}
         steady = {key: min(gain, before.get(key, 0.0)) for key, gain in now.items()}
         before = now
         for kind in KINDS:
-            found[kind].append(max((gain for key, gain in steady.items() if key[0] == kind), default=0.0))
+            most = max((gain for key, gain in steady.items() if key[0] == kind), default=0.0)
+            found[kind].append(max(most - restless, 0.0) if kind == "node" else most)
     return found
 
 
@@ -312,19 +323,24 @@ def _normal_quantile(probability: float) -> float:
 
 
 def _card(
-    plan: Plan, each: int, rows: int, losses: list[float], seconds: int, prices: dict[str, float]
+    plan: Plan | None, each: int, rows: int, losses: list[float], seconds: int, prices: dict[str, float]
 ) -> dict[str, Any]:
     from collectors.simulated.spec import VERSION
-    from models.relation import net
 
-    first, proof = FIRST_LESSON + 1000 * plan.seed, FIRST_PROOF + 1000 * plan.seed
-    data = (
-        f"{each * len(PROFILES)} simulated runs of {LESSON_ROUNDS} rounds of 5 s at 128 nodes, seeds from {first}, and "
-        f"{max(2, each // 2) * len(PROFILES)} from {proof} for calibration; no machine is at fault in any"
-    )
-    return {
-        "model": "relation: expected innovation of each node given its relatives and its past", "simulator_version": VERSION, "data": data,
-        "kinds_in_training": list(LESSON_KINDS), "plan": asdict(plan), "rows": rows, "held_out_loss": [round(x, 5) for x in losses],
-        "prices": {name: round(price, 2) for name, price in prices.items()}, "seconds": seconds, "torch": net.TORCH_VERSION,
+    proofs = max(2, each // 2) * len(PROFILES)
+    found: dict[str, Any] = {
+        "model": "relation: what each node shows beyond its own past and its relatives' medians", "simulator_version": VERSION,
+        "data": f"{proofs} simulated runs of {LESSON_ROUNDS} rounds of 5 s at 128 nodes, seeds from {FIRST_PROOF}, for calibration; no "
+        "machine is at fault in any", "kinds_in_training": list(LESSON_KINDS),
+        "prices": {name: round(price, 2) for name, price in prices.items()}, "seconds": seconds,
         "limits": "Results on simulated data are results about that model of a cluster; no real cluster's telemetry was seen.",
     }  # fmt: skip
+    return found if plan is None else found | _card_of_net(plan, each, rows, losses)
+
+
+def _card_of_net(plan: Plan, each: int, rows: int, losses: list[float]) -> dict[str, Any]:
+    from models.relation import net
+
+    lessons_of = f"{each * len(PROFILES)} further runs, seeds from {FIRST_LESSON + 1000 * plan.seed}"
+    return {"net": lessons_of, "plan": asdict(plan), "rows": rows, "held_out_loss": [round(x, 5) for x in losses],
+            "torch": net.TORCH_VERSION}  # fmt: skip

@@ -1,0 +1,163 @@
+"""Isolating asks more than naming: odds that add up, witnesses of two kinds, no crowd, and neighbours that are not late as well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detectors.relation.attribution import KINDS, Cause, attribute, own_of_group
+from detectors.relation.conviction import convict, late_among_others, witnessed_node, witnessed_port
+from detectors.relation.features import CLOCK, DATA, ERRORS, LOCAL, MARKS, OWN, RTT, SPEED, Past, Round
+from detectors.relation.graph import Graph, Relation
+from detectors.relation.judge import LATE, Evidence
+from detectors.relation.opinions import FIRST_RESTLESS, RESTLESS, Opinions
+
+NODES, RAILS = 64, ("0", "1", "2", "3")
+PRICES = dict.fromkeys(KINDS, 12.0)
+
+
+def relation(kind: str, size: int) -> Relation:
+    group = np.arange(NODES) // size
+    return Relation(kind, group, tuple(f"{kind}-{i}" for i in range(int(group.max()) + 1)))
+
+
+GRAPH = Graph(
+    tuple(f"n{i:02d}" for i in range(NODES)),
+    {"rack": relation("rack", 8), "leaf": relation("leaf", 32), "job": relation("job", NODES)},
+)
+
+
+def nothing() -> Evidence:
+    return Evidence(np.zeros((8, NODES), dtype=np.float32), np.zeros((4, NODES, 4), dtype=np.float32))
+
+
+def effects(late: dict[int, float]) -> list[np.ndarray]:
+    found = np.zeros((4, NODES), dtype=np.float32)
+    for node, much in late.items():
+        found[LATE, node] = much
+    return [found] * 6
+
+
+def isolated(evidence: Evidence, late: dict[int, float], rounds: int = 14) -> dict[str, int]:
+    """Names whose node may be isolated, with the round in which that was so first."""
+    opinions, found = Opinions(restless=0.0), {}
+    for number in range(1, rounds + 1):
+        standing, _ = opinions.take(attribute(evidence, GRAPH, opinions.prices(PRICES), RAILS), number)
+        convict(standing, evidence, effects(late), GRAPH)
+        found |= {o.name: number for o, _ in standing if o.isolates and o.name not in found}
+    return found
+
+
+def slow(*nodes: int, witness: bool = True) -> Evidence:
+    found = nothing()
+    found.node[LOCAL, list(nodes)] = 8.0
+    found.node[OWN, list(nodes)] = 7.0 if witness else 0.0
+    return found
+
+
+def test_a_slow_node_is_isolated_when_odds_have_added_up_and_not_before() -> None:
+    found = isolated(slow(9), {9: 0.1})
+    assert list(found) == ["n09"]
+    assert 6 <= found["n09"] <= 10
+
+
+def test_what_only_step_clocks_say_isolates_nobody() -> None:
+    assert isolated(slow(9, witness=False), {9: 0.1}) == {}
+
+
+def test_a_crowd_has_a_cause_that_is_not_understood() -> None:
+    assert sorted(isolated(slow(9, 40), {9: 0.1, 40: 0.1})) == ["n09", "n40"]
+    assert isolated(slow(9, 40, 60), {9: 0.1, 40: 0.1, 60: 0.1}) == {}
+
+
+def test_neighbours_that_are_late_as_well_protect_a_node() -> None:
+    late = np.zeros(NODES, dtype=np.float32)
+    late[8:16] = 0.1
+    assert not late_among_others(late, 9, GRAPH)
+    late[8:16] = 0.0
+    late[9] = 0.1
+    assert late_among_others(late, 9, GRAPH)
+    assert isolated(slow(9), dict.fromkeys(range(8, 16), 0.1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "enough"),
+    [({RTT: 12.0}, False), ({RTT: 12.0, MARKS: 8.0}, True), ({ERRORS: 8.0}, True), ({SPEED: 8.0}, True), ({MARKS: 12.0}, False)],
+)  # fmt: skip
+def test_a_port_needs_counters_of_its_own(shown: dict[int, float], enough: bool) -> None:
+    port = np.zeros(4, dtype=np.float32)
+    for channel, value in shown.items():
+        port[channel] = value
+    assert witnessed_port(port) is enough
+
+
+@pytest.mark.parametrize(
+    ("shown", "enough"),
+    [({LOCAL: 9.0}, False), ({LOCAL: 9.0, OWN: 4.0}, True), ({LOCAL: 9.0, CLOCK: 4.0}, True), ({CLOCK: 9.0}, False),
+     ({LOCAL: 5.0, DATA: 5.0}, True)],
+)  # fmt: skip
+def test_a_node_needs_witnesses_of_two_kinds(shown: dict[int, float], enough: bool) -> None:
+    node = np.zeros(8, dtype=np.float32)
+    for channel, value in shown.items():
+        node[channel] = value
+    assert witnessed_node(node) is enough
+
+
+def test_in_an_expert_group_the_one_that_computes_most_is_slow() -> None:
+    graph = Graph(GRAPH.nodes, {**GRAPH.relations, "ep": relation("ep", 4)})
+    evidence = nothing()
+    evidence.node[LOCAL, 8:12] = 8.0
+    evidence.node[OWN, 10] = 5.0
+    assert own_of_group(evidence.node, graph)[LOCAL, 8:12].tolist() == [0.0, 0.0, 8.0, 0.0]
+    assert [c.key for c in attribute(evidence, graph, PRICES, RAILS)] == [("node", "n10")]
+
+
+def test_accusing_is_dearer_where_somebody_always_stands_out() -> None:
+    calm, restless = Opinions(), Opinions()
+    for _ in range(100):
+        calm.learn(nothing().node, False)
+        restless.learn(slow(3).node, False)
+    assert Opinions().prices(PRICES)["node"] == 12.0 + RESTLESS * FIRST_RESTLESS
+    assert calm.prices(PRICES)["node"] < 13.0
+    assert restless.prices(PRICES)["node"] > 100.0
+    assert restless.prices(PRICES)["port"] == 12.0
+
+
+def test_what_stands_out_while_somebody_is_accused_teaches_nothing() -> None:
+    opinions = Opinions()
+    opinions.take([Cause("node", "n03", (3,), -1, 20.0)], 1)
+    opinions.learn(slow(3).node, False)
+    assert opinions.restless == FIRST_RESTLESS
+
+
+def port_round(number: int, asked: float, answered: float) -> Round:
+    stream = np.random.default_rng(number)
+    port = np.zeros((5, 8, 4), dtype=np.float32)
+    port[[RTT, 4]] = -1.0 + 0.01 * stream.standard_normal((2, 8, 4))
+    port[RTT, 2, 1] += asked
+    port[4, 2, 1] += answered
+    return Round(number, 1000.0, np.zeros((8, 8), dtype=np.float32), np.zeros((8, 2), dtype=np.float32), port)
+
+
+@pytest.mark.parametrize(("asked", "answered", "sick"), [(0.5, 0.45, True), (0.5, 0.0, False), (0.0, 0.5, False)])
+def test_a_trip_that_is_slow_in_one_direction_is_the_other_ends(asked: float, answered: float, sick: bool) -> None:
+    past, nobody = Past(), np.zeros(8, dtype=np.bool_)
+    for number in range(20):
+        past.advance(port_round(number, 0.0, 0.0), nobody)
+    found = past.advance(port_round(20, asked, answered), nobody).port[RTT, 2, 1]
+    assert (found > 5.0) == sick
+
+
+def test_the_accused_learn_what_all_learn_and_nothing_else() -> None:
+    past, held = Past(), np.arange(8) == 2
+    nobody = np.zeros(8, dtype=np.bool_)
+    values = np.zeros((8, 8), dtype=np.float32)
+    gpu, port = np.zeros((8, 2), dtype=np.float32), np.zeros((5, 8, 0), dtype=np.float32)
+    for number in range(20):
+        past.advance(Round(number, 1.0, values, gpu, port), nobody)
+    everybody = values + np.float32(0.001)
+    everybody[LOCAL, 2] = 0.2
+    for number in range(60):
+        past.advance(Round(number, 1.0, everybody, gpu, port), held)
+    assert past.node[LOCAL, 2] == pytest.approx(past.node[LOCAL, 3], abs=1e-6)
+    assert past.node[LOCAL, 3] > 0.0005
