@@ -71,6 +71,7 @@ class Tail:
         self._context = b""
         self._modified_ns = -1
         self._quiet = 0
+        self._moved = False
         self._first = True
         self._resume = position
         self._left: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
@@ -79,6 +80,11 @@ class Tail:
     def identity(self) -> tuple[int, int]:
         """Device and inode of the open file; zeros before there is one."""
         return self._identity
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the open file is not, or was not until now, what bears the name: the next look may find more without anybody writing."""
+        return self._moved or self._quiet > 0
 
     def position(self) -> Position | None:
         """Where to go on after a restart; None before the file was there."""
@@ -95,6 +101,7 @@ class Tail:
 
     def block(self, max_bytes: int) -> bytes:
         """As `poll`, undecoded: each line with its newline. Bytes, because most of them are never looked at one by one."""
+        self._moved = False
         if (self._descriptor < 0 and not self._open_first()) or self._unchanged():
             return b""
         data = self._read(max_bytes)
@@ -224,6 +231,7 @@ class Tail:
     def _leave(self, max_bytes: int) -> bytes:
         """Go on to the file that came next: one rotated away meanwhile, or the path itself."""
         ended = self._end_of_line()
+        self._moved = True
         self._left.append(self._identity)
         self._open(self._successor(), 0)
         return ended + self._read(max_bytes)

@@ -162,7 +162,9 @@ class LogfileSource(Source):
             taken += CHUNK_BYTES
             if clock.monotonic_ns() >= until_ns:
                 break
-        self._more = bool(waiting)
+        self._more = bool(waiting) or any(
+            isinstance(reader, Tail) and reader.unsettled for reader in self._readers.values()
+        )
         self._desk.settle(list(self._channels.values()))
         now_ns = clock.monotonic_ns()
         if self._desk.spoke or now_ns - self._positions.saved_ns >= SAVE_EVERY_NS:

@@ -313,3 +313,18 @@ def test_a_rotating_writer_loses_and_repeats_nothing(
     for _ in range(400):
         got += tail.poll(chunk)
     assert got == written
+
+
+def test_while_it_goes_from_file_to_file_it_says_that_more_may_come(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("first\n", encoding="utf-8")
+    tail = Tail(path, None, from_start=True)
+    assert tail.poll(1000) == ["first"]
+    assert not tail.unsettled
+    for number in (2, 1):
+        path.rename(tmp_path / f"a.log.{number}")
+        path.write_text(f"after {number}\n", encoding="utf-8")
+    lines = tail.poll(1000)
+    while tail.unsettled:
+        lines += tail.poll(1000)
+    assert lines == ["after 2", "after 1"]
