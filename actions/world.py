@@ -27,6 +27,8 @@ class NodeState:
         Highest fencing number the warden has kept.
     shares
         Rank → its share of the global batch, of scripts that have such.
+    heals_s
+        So long its launcher may take to go on without a dead rank's process by itself; 0 when it does not, or has given up.
     """
 
     node: str
@@ -41,6 +43,7 @@ class NodeState:
     excluded: bool = False
     reason: str = ""
     shares: Mapping[int, RankShare] = field(default_factory=dict)
+    heals_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class JobState:
     def shares(self) -> dict[int, RankShare]:
         """Shares of the ranks of the newest generation; empty when the script has none."""
         return {rank: share for node in self.running() if node.reachable for rank, share in node.shares.items()}
+
+    @property
+    def heals_s(self) -> float:
+        """So long the launchers may take to heal the world in the process; 0 when one of them does not, or has given up."""
+        return min((node.heals_s for node in self.running() if node.reachable), default=0.0)
 
     def running(self) -> list[NodeState]:
         """Members of the newest generation that are in it."""

@@ -277,12 +277,13 @@ def parse_status(node: str, value: Mapping[str, Any]) -> NodeState:
         )
         numbers = int(value.get("generation") or 0), int(value.get("fence") or 0)
         shares = {int(r["rank"]): RankShare.parse(r["shares"]) for r in ranks if r.get("shares")}
+        heals_s = float(value.get("heals_s") or 0.0) if value.get("state") == "running" else 0.0
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Unreachable(f"{node}: its status cannot be read ({error!r})") from None
     job, state = str(value.get("job", "")), str(value.get("state", ""))
     return NodeState(
         node, True, job, state, numbers[0], members, steps, alive, numbers[1], excluded, str(value.get("reason", "")),
-        {rank: share for rank, share in shares.items() if share is not None},
+        {rank: share for rank, share in shares.items() if share is not None}, heals_s,
     )  # fmt: skip
 
 

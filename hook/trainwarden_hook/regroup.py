@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainwarden.hook")
 ABORT_LIMIT_S = 2.0
 SWITCH = "TRAINWARDEN_IN_PROCESS"
+REGROUP_LIMIT_S = 10.0
+"""Longest wait for the live ranks of a node to ask, and again for the nodes to meet; else the world is restarted in place."""
 KEPT_ARGUMENTS = (
     "device_ids", "output_device", "dim", "broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view", "static_graph",
 )  # fmt: skip

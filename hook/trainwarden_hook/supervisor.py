@@ -12,7 +12,7 @@ from typing import Any
 from trainwarden_hook import outputs, sharing
 from trainwarden_hook.depot import open_depot
 from trainwarden_hook.options import Options
-from trainwarden_hook.regroup import SWITCH
+from trainwarden_hook.regroup import REGROUP_LIMIT_S, SWITCH
 from trainwarden_hook.trainers import Trainers, commit_failure
 from trainwarden_hook.wire import Sender
 from trainwarden_hook.workers import Worker, Workers
@@ -276,6 +276,8 @@ class Supervisor:
                 "state": self.shared.state,
                 "generation": self.shared.generation,
                 "members": list(self.shared.members),
+                # so long nobody else need do anything about a dead rank: both waits of a world that heals itself
+                "heals_s": 2 * REGROUP_LIMIT_S if self.options.in_process and self.shared.state == "running" else 0.0,
                 "ranks": ranks,
                 "pid": os.getpid(),
             }

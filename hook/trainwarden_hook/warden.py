@@ -219,6 +219,7 @@ class Warden:
             "fence": self.memory.fence,
             "exclusions": [{"node": self.memory.node, "reason": self.memory.excluded}] if self.memory.excluded else [],
             "reason": self._failed,
+            "heals_s": told.get("heals_s", 0.0) if running else 0.0,
             **({"links": self.links.status()} if self.links is not None else {}),
         }
 

@@ -18,13 +18,13 @@ from trainwarden_hook.elastic import Agent, CalledOff, FreeRendezvous, Interrupt
 from trainwarden_hook.giving_up import GivenUp, Judge, Notice
 from trainwarden_hook.lines import connect
 from trainwarden_hook.peers import Peer
+from trainwarden_hook.regroup import REGROUP_LIMIT_S
 from trainwarden_hook.supervisor import Order, Supervisor
 
 log = logging.getLogger("trainwarden.launcher")
 WARDEN_RETRY_S = 0.5
 WARDEN_LOST_WAIT_S = 5.0
 EXIT_WORKERS_FAILED = 1
-REGROUP_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tests.actions.builders import NODES, incident, job, leading, node, plan, wo
 from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
 from trainwarden.errors import ConfigError
-from trainwarden.records import ActionStatus, Entity, EntityKind, IncidentStatus, Mode, Plan, Verb
+from trainwarden.records import ActionStatus, Entity, EntityKind, IncidentStatus, Mode, Plan, Timeline, Verb
 
 
 @pytest.fixture
@@ -116,6 +116,24 @@ def test_precondition_is_read_again(clock: SimulatedClock, ledger: Ledger, over:
 def test_an_incident_that_is_ahead_of_our_picture_is_looked_at_again(clock: SimulatedClock, ledger: Ledger) -> None:
     refusal = rail("precondition").check(plan(clock, attempt=2), world(clock, ledger))
     expect(refusal, "the wardens are at attempt 1", retry_at_ns=clock.now_ns() + NS_PER_S // 2)
+
+
+def test_a_job_that_heals_itself_is_given_time_for_it(clock: SimulatedClock, ledger: Ledger) -> None:
+    """Nothing is ordered on top, until it has taken too long or one of the launchers has given up."""
+    now_ns = clock.now_ns()
+
+    def ask(age_s: float, kind: str = "rank_killed", *verbs: tuple[Verb, str], **last: Any) -> Refusal | None:
+        nodes = [node(name, heals_s=20.0) for name in NODES[:3]] + [node("n3", **({"heals_s": 20.0} | last))]
+        at = Timeline(fault_at_ns=now_ns - int(age_s * NS_PER_S))
+        news = incident(clock, kind=kind, timeline=at)
+        made = plan(clock, *(verbs or ((Verb.RESTART, "demo"),)), kind=kind)
+        return rail("precondition").check(made, world(clock, ledger, incident=news, job=job(*nodes)))
+
+    expect(ask(0.3), "put the world together in the process", retry_at_ns=now_ns + NS_PER_S // 2)
+    assert ask(20.5) is None
+    assert ask(0.3, heals_s=0.0, state="failed") is None
+    assert ask(0.3, "node_lost") is None, "no launcher puts a node back"
+    expect(ask(0.3, "rank_killed", reachable=False), "in the process")
 
 
 def test_precondition_without_any_node(clock: SimulatedClock, ledger: Ledger) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.hook.cluster import Cluster
 from trainwarden.bus import connect
 from trainwarden.clock import SystemClock
 from trainwarden.config import from_table
-from trainwarden.records import ActionResult, ActionStatus, Entity, EntityKind, Plan, decode, encode
+from trainwarden.records import ActionResult, ActionStatus, Entity, EntityKind, Plan, Verb, decode, encode
 from trainwarden.topics import ACTIONS, INCIDENTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -59,12 +60,14 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    cluster = Cluster(
-        tmp_path,
-        3,
-        ["--steps", "100000", "--rows", str(tmp_path / "rows")],
-        ["--nnodes", "2:3", "--nproc-per-node", "1"],
-    )
+    script = ["--steps", "100000", "--rows", str(tmp_path / "rows")]
+    with serving(tmp_path, Cluster(tmp_path, 3, script, ["--nnodes", "2:3", "--nproc-per-node", "1"])) as made:
+        yield made
+
+
+@contextmanager
+def serving(tmp_path: Path, cluster: Cluster) -> Iterator[Stage]:
+    """The job of `cluster` running, and the service over its wardens."""
     try:
         for name in cluster.names:
             cluster.start_warden(name)
@@ -122,3 +125,21 @@ def test_a_frozen_rank_is_replaced(stage: Stage) -> None:
     os.kill(cluster.pid_of(2, 1), signal.SIGSTOP)
     end = stage.report("rank_frozen", "n2", "i1")
     assert (end.status, end.detail["generation"]) == (ActionStatus.VERIFIED, "2"), end.reason
+
+
+def test_a_job_that_heals_in_the_process_is_left_alone(tmp_path: Path) -> None:
+    """The incident arrives while the survivors meet: no order ends the processes that are being kept."""
+    rows = ["--rows", str(tmp_path / "rows")]
+    with serving(tmp_path, Cluster(tmp_path, 3, rows, ["--nnodes", "3:3", "--in-process"], "steady.py")) as stage:
+        cluster = stage.cluster
+        wait_for("a picture of all", lambda: stage.service.watch.job(cluster.job).heals_s > 0, 60)
+        kept = {rank: cluster.pid_of(rank, 1) for rank in (0, 2)}
+        before = max(row["step"] for row in cluster.rows())
+        os.kill(cluster.pid_of(1, 1), signal.SIGKILL)
+        end = stage.report("rank_killed", "n1", "i1")
+        assert end.status is ActionStatus.DENIED, end.reason
+        cluster.wait_rows(2, before + 40, 3)
+        wait_for("nothing more to decide", lambda: not stage.service.desk._again_ns, 60)
+        assert {rank: cluster.pid_of(rank, 2) for rank in kept} == kept
+        assert not [row for row in stage.service.ledger.rows_since(0) if row.verb == Verb.RESTART.value]
+        assert {cluster.status(name)["generation"] for name in cluster.names} == {2}

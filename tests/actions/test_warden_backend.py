@@ -290,3 +290,12 @@ def test_a_name_that_would_change_the_address_is_refused(tmp_path: Path, name: s
         backend.learn((name,))
     assert backend.cluster() == {}
     backend.close()
+
+
+def test_only_a_launcher_that_runs_heals_by_itself() -> None:
+    said = {"state": "running", "generation": 1, "members": ["n0"], "heals_s": 20.0}
+    assert parse_status("n0", said).heals_s == 20.0
+    assert parse_status("n0", {**said, "state": "failed"}).heals_s == 0.0
+    assert parse_status("n0", {"state": "running"}).heals_s == 0.0
+    with pytest.raises(Unreachable):
+        parse_status("n0", {**said, "heals_s": "soon"})
