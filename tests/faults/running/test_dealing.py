@@ -69,7 +69,7 @@ def test_eight_workers_of_which_one_is_killed_and_one_hangs_say_what_one_says(
         site = Staged(tmp_path, broker.bootstrap)
         try:
             killed_and_hung(site)
-            site.assert_nothing_lost()
+            site.assert_nothing_lost(woken=True)
             assert site.opinions() == site.retold_by_one()
             assert len({i.incident_id for i in site.records("tw.incidents") if isinstance(i, Incident)}) == 1
             told_again_by_one(site)
