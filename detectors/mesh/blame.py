@@ -280,12 +280,12 @@ class _Search:
     def _everywhere(self, probed: int) -> bool:
         """The fabric as one suspect explains more than all that were chosen, or those are most of the mesh."""
         bad, told = int((self._bad & self._told).sum()), int(self._told.sum())
-        fabric = bad * self._for + (told - bad) * self._against + _FABRIC_PRIOR
+        fabric = self._gain_of_all(bad, told) + _FABRIC_PRIOR
         covered = set()
         for part in self._chosen:
             mine = self._parts.through == part
             covered |= {part} if self._parts.kinds[part] in (NODE, PORT) else set(self._parts.host[mine].tolist())
-        most = len(covered) >= max(2.0, _FABRIC_SHARE * probed) and not self._is_one_rail()
+        most = len(covered) >= max(2.0, _FABRIC_SHARE * probed) and not (self._is_one_rail() or self._is_clean_cut())
         return (
             self._tied
             or most
@@ -293,8 +293,20 @@ class _Search:
         )
 
     def _is_one_rail(self) -> bool:
-        """A rail reaches every node and is still not the fabric."""
-        return bool(self._chosen) and all(self._parts.kinds[c] == RAIL for c in self._chosen)
+        """A rail reaches every node and is still not the fabric; nor is its switch, where one leaf has all nodes."""
+        return bool(self._chosen) and all(self._parts.kinds[c] in (RAIL, SWITCH) for c in self._chosen)
+
+    def _is_clean_cut(self) -> bool:
+        """One shared part, and the probes that do not pass it, a tenth of all at least, are well: it may have most nodes below it."""
+        if len(self._chosen) != 1 or self._parts.kinds[self._chosen[0]] in (NODE, PORT):
+            return False
+        beside = int((self._left & self._told).sum())
+        bad = int((self._bad & self._left).sum())
+        return beside >= max(_LEAST_WITNESSES, 0.1 * int(self._told.sum())) and bad <= 0.05 * beside
+
+    def _gain_of_all(self, bad: int, told: int) -> float:
+        """What the fabric as the one suspect explains."""
+        return bad * self._for + (told - bad) * self._against
 
     def _has_witness(self) -> bool:
         """Some probe that passes nothing blamed, and is well."""
@@ -306,7 +318,7 @@ class _WeakSearch(_Search):
     probes stands out from that of all (likelihood ratio with the share that it has), and only shared parts are.
     """
 
-    _least_share = _LEAST_RAISED
+    _least_share, _background = _LEAST_RAISED, _WEAK_BACKGROUND
 
     def _suspects(self) -> NDArray[np.bool_]:
         kinds = self._parts.kinds
@@ -322,9 +334,14 @@ class _WeakSearch(_Search):
         return np.where(apart, ratio + _PRIOR[self._parts.kinds], -np.inf)
 
     def _elsewhere(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Share of raised probes among those that a part has nothing to do with; here of all, which is more."""
-        whole = float((self._bad & self._left).sum()) / max(int(self._left.sum()), 1)
-        return np.full(len(hits), max(whole, _WEAK_BACKGROUND))
+        """Share of raised probes among those that do not pass a part."""
+        rest = (int((self._bad & self._left).sum()) - hits) / np.maximum(int(self._left.sum()) - total, 1)
+        return np.asarray(np.maximum(rest, self._background))
+
+    def _gain_of_all(self, bad: int, told: int) -> float:
+        share = min(max(bad / max(told, 1), 1e-6), 0.99)
+        background = self._background
+        return float(bad * np.log(share / background) + (told - bad) * np.log((1 - share) / (1 - background)))
 
     def _expected(self, hurt: int, seen: int) -> float:
         return hurt / max(seen, 1)
@@ -333,7 +350,7 @@ class _WeakSearch(_Search):
 class _WaySearch(_WeakSearch):
     """Plain signs, through one part, in a share of its probes that is as large as the share of its ways that is bad."""
 
-    _least_share = 0.1
+    _least_share, _background = 0.1, _PLAIN_BACKGROUND
 
     def run(self) -> None:
         """One part, or none."""
@@ -343,10 +360,6 @@ class _WaySearch(_WeakSearch):
         if best >= 0 and hits[best] >= _MOSTLY * int(self._bad.sum()):
             self._seen_of[best] = int(hits[best]), int(total[best])
             self._choose(best, float(gain[best]))
-
-    def _elsewhere(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
-        rest = (int(self._bad.sum()) - hits) / np.maximum(int(self._left.sum()) - total, 1)
-        return np.asarray(np.maximum(rest, _PLAIN_BACKGROUND))
 
     def _is_spread(self, hurt: NDArray[np.int64], seen: NDArray[np.int64]) -> bool:
         """As many hosts suffer as would by chance, each of its probes at the same odds; and no host has much of it."""
