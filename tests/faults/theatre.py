@@ -20,6 +20,7 @@ from trainwarden import topics
 from trainwarden.bus import Message, connect
 from trainwarden.demo.cluster import Cluster, Layout
 from trainwarden.demo.faults.base import registry
+from trainwarden.demo.network import Loopback, Network
 from trainwarden.demo.observer import Observer
 from trainwarden.demo.processes import Child
 from trainwarden.embedded.kafka import ApacheKafka
@@ -77,13 +78,18 @@ class Hurt:
     at_ns: int
     step: int
     attempt: int
+    known: frozenset[str] = frozenset()
+    """Incidents there were before."""
 
 
 class Theatre:
     """Cluster, broker and observer."""
 
-    def __init__(self, directory: Path, nodes: int = 3) -> None:
-        self.kafka = ApacheKafka(directory / "kafka")
+    def __init__(
+        self, directory: Path, nodes: int = 3, network: Network | None = None, kafka: ApacheKafka | None = None
+    ) -> None:
+        self.kafka = kafka or ApacheKafka(directory / "kafka")
+        self._network = network or Loopback()
         self._directory = directory
         self._nodes = nodes
         self.figures: list[tuple[str, float]] = []
@@ -92,7 +98,7 @@ class Theatre:
         self.kafka.start()
         url = f"kafka://{self.kafka.bootstrap}"
         layout = Layout(self._directory / "run", nodes=self._nodes, kafka_url=url, more_toml=SERVICES)
-        self.cluster = Cluster(layout)
+        self.cluster = Cluster(layout, self._network)
         self.cluster.start()
         self.bus = connect(url)
         self.observer = Observer(self.bus)
@@ -184,12 +190,18 @@ class Theatre:
     def hurt(self, fault: str, number: int) -> Hurt:
         """Do it, as the demonstration does."""
         observed, node = self.observed, self.cluster.node(number)
-        before = (time.time_ns(), observed.last_step, observed.newest_attempt)
+        known = frozenset(incident.incident_id for incident in observed.loud_incidents())
+        before = (time.time_ns(), observed.last_step, observed.newest_attempt, known)
         registry().get(fault)().inject(self.cluster, number, random.Random(0))
         return Hurt(fault, node, *before)
 
     def incident_of(self, hurt: Hurt) -> Incident | None:
-        return next((i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns), None)
+        return next(iter(self.incidents_since(hurt)), None)
+
+    def incidents_since(self, hurt: Hurt) -> list[Incident]:
+        """What was opened after it; by its own time, too, for topics are read with a delay."""
+        loud = self.observed.loud_incidents()
+        return [i for i in loud if i.timeline.verdict_at_ns >= hurt.at_ns and i.incident_id not in hurt.known]
 
     def healed(self, hurt: Hurt) -> Incident:
         """Wait for healing, and check that it was the right one, done once."""
@@ -237,7 +249,7 @@ class Theatre:
         return f"{state}, incidents {told}, verdicts {words[:20]}"
 
     def assert_healed_once(self, hurt: Hurt, incident: Incident) -> None:
-        since = [i for i in self.observed.loud_incidents() if i.timeline.verdict_at_ns >= hurt.at_ns]
+        since = self.incidents_since(hurt)
         assert [i.incident_id for i in since] == [incident.incident_id], [(i.kind, i.culprits, i.status) for i in since]
         assert self.observed.newest_attempt == hurt.attempt + 1, "the generation rises by exactly one"
         for number in range(self._nodes):

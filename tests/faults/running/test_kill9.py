@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
 import pytest
 
 from tests.faults.theatre import SEEDS, Theatre, wait_for
-from trainwarden.records import LogEvent, StepReport, Tick, Verdict
+from trainwarden.records import LogEvent, StepReport, Tick, Verdict, encode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORKER_MOMENTS = ["verdict-without-cut", "before-incident", *(("after-verdict", "after-incident") if SEEDS else ())]
+KILLS = int(os.environ.get("TRAINWARDEN_KILLS", "20"))
+"""Kills at random moments, each with a seed of its own."""
+PARTS = ("worker", "actions", "store", "collector-n0", "broker", "collector-n1", "collector-n2")
 STORE_MOMENTS = ["half-inserted:7", *(("intended:3", "inserted:3") if SEEDS else ())]
 
 
@@ -71,3 +75,34 @@ def test_any_part_is_killed_at_any_moment(play: Theatre, seed: int) -> None:
     play.child(part).kill()
     play.supervise()
     play.healed(hurt)
+
+
+def kill(play: Theatre, part: str) -> None:
+    """SIGKILL, and the start that a supervisor would give it."""
+    if part == "broker":
+        play.kafka.kill()
+        play.kafka.start()
+    else:
+        play.child(part).kill()
+    play.supervise()
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_each_part_is_killed_at_random_moments(play: Theatre, seed: int) -> None:
+    """In training, every fifth time while a rank is dying; rows of the store are compared with the topics at the end of this package."""
+    rng, part = random.Random(seed), PARTS[seed % len(PARTS)]
+    hurt = play.hurt(rng.choice(("kill", "freeze")), rng.randrange(3)) if seed % 5 == 4 else None
+    moment_ns = time.monotonic_ns() + rng.randrange(2_500_000_000)
+    wait_for("the moment", lambda: time.monotonic_ns() >= moment_ns)
+    kill(play, part)
+    if hurt is not None:
+        play.healed(hurt)
+    play.drained()
+    if seed % 5 == 4 or seed == KILLS - 1:
+        for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
+            play.assert_no_gaps(topic, kind)
+        said: dict[str, bytes] = {}
+        for verdict in (r for r in play.records("tw.verdicts") if isinstance(r, Verdict)):
+            assert said.setdefault(verdict.verdict_id, encode(verdict)) == encode(verdict), (
+                "said twice, and differently"
+            )
