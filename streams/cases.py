@@ -26,6 +26,12 @@ MAX_FINDINGS = 64
 MAX_VERDICT_IDS = 50
 MAX_EVIDENCE = 6
 MAX_ACTIONS = 20
+LATEST_DUE_NS = 10 * NS_PER_S
+"""No first publication waits longer."""
+_MOMENTS = (
+    "opened_at_ns", "first_signal_at_ns", "verdict_at_ns", "decided_at_ns", "acted_at_ns", "recovered_at_ns", "closed_at_ns",
+    "support_at_ns",
+)  # fmt: skip
 LIVE = frozenset({IncidentStatus.OPEN, IncidentStatus.ACTING, IncidentStatus.RECOVERED})
 
 
@@ -146,6 +152,15 @@ class Case:
         if not self.confirmed and not lead.cleared and stood_ns >= policy.kind(lead.verdict.kind).confirm_s * NS_PER_S:
             self.confirmed = True
             self.dirty = True
+
+    def set_back(self, now_ns: int) -> None:
+        """The clock was set back: what is dated later than now is as good as now, or nothing would happen to it before that time."""
+        for name in _MOMENTS:
+            setattr(self, name, min(getattr(self, name), now_ns))
+        self.due_at_ns = min(self.due_at_ns, now_ns + LATEST_DUE_NS)
+        for finding in self.findings:
+            finding.set_back(now_ns)
+        self._lead = None
 
     def record(self, policy: Policy, now_ns: int) -> Incident:
         """The next revision."""

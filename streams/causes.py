@@ -58,6 +58,13 @@ class Finding:
         self.last_at_ns, self.count, self.cleared = now_ns, self.count + 1, False
         self.onset_at_ns = min(self.onset_at_ns, verdict.onset_at_ns)
 
+    def set_back(self, now_ns: int) -> None:
+        """The clock was set back: nothing of this is later than now."""
+        self.first_at_ns, self.last_at_ns = min(self.first_at_ns, now_ns), min(self.last_at_ns, now_ns)
+        self.onset_at_ns = min(self.onset_at_ns, now_ns)
+        if self.verdict.observed_at_ns > now_ns:
+            self.verdict = replace(self.verdict, observed_at_ns=now_ns)
+
     def take_back(self, detector: str) -> None:
         """One of those who said so no longer does; it is cleared when nobody else is left. A finding read from a published incident
         does not know who spoke: anybody may take it back."""  # fmt: skip

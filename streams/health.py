@@ -49,7 +49,7 @@ class WorkerVitals:
     def _refusals(self, now_ns: int) -> Vital:
         total = self._metrics.total("tw_dead_letters_total")
         self._refused.append((now_ns, total))
-        while self._refused[0][0] < now_ns - 60 * NS_PER_S:
+        while not now_ns - 60 * NS_PER_S <= self._refused[0][0] <= now_ns:
             self._refused.popleft()
         fresh = total - self._refused[0][1]
         return Vital("records_refused", "worker", fresh, self._settings.refused_per_minute, "1/min", persist_s=0.0, calm_s=90.0,
@@ -71,7 +71,7 @@ class WorkerHealth:
 
     def outputs(self, now_ns: int, disabled: Mapping[str, str]) -> list[Output]:
         """Verdicts to publish now."""
-        if now_ns < self._next_ns:
+        if now_ns < self._next_ns <= now_ns + NS_PER_S:  # further away it is when the clock was set back
             return []
         self._next_ns = now_ns + NS_PER_S
         return [

@@ -72,6 +72,7 @@ class Correlator:
         self._known: OrderedDict[str, None] = OrderedDict()
         self._signals: deque[tuple[int, Verdict]] = deque(maxlen=KEPT_SIGNALS)
         self._out: list[Incident] = []
+        self._ticked_ns = 0
         self.progress = Progress()
 
     # --- input --------------------------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class Correlator:
 
     def tick(self, now_ns: int) -> list[Incident]:
         """Let time pass: revisions to publish, oldest incident first. Nothing happens to an incident between ticks."""
+        self._watch_clock(now_ns)
         for case in list(self._cases.values()):
             self._follow(case, now_ns)
             if case.live:
@@ -342,6 +344,14 @@ class Correlator:
 
     def _leaf(self, node: str) -> str:
         return self.progress.topology.attributes(node).get("leaf", "") if node else ""
+
+    def _watch_clock(self, now_ns: int) -> None:
+        """A clock that was set back, here or in the worker that published what was restored, leaves incidents of the future."""
+        if now_ns < self._ticked_ns or not self._ticked_ns:
+            for case in (*self._cases.values(), *self._closed):
+                case.set_back(now_ns)
+            self._signals = deque((signal for signal in self._signals if signal[0] <= now_ns), KEPT_SIGNALS)
+        self._ticked_ns = now_ns
 
     def _supersede(self, case: Case, by: Case, now_ns: int) -> None:
         """Two incidents turned out to be one. One that nobody has seen yet just goes into the other."""

@@ -117,6 +117,10 @@ class Vitals:
 
     def _follow(self, now_ns: int, key: tuple[str, str], vital: Vital) -> Verdict | None:
         course = self._courses.setdefault(key, _Course(vital.beyond, now_ns))
+        course.since_ns, course.said_ns = (
+            min(course.since_ns, now_ns),
+            min(course.said_ns, now_ns),
+        )  # the clock was set back
         course.at_ns.append(now_ns)
         course.values.append(round(vital.value, 3))
         if vital.beyond != course.beyond:

@@ -43,12 +43,12 @@ class StoreHealth:
         """Say what there is to say of `writer`."""
         now_ns, behind_s = self._clock.now_ns(), writer.behind_s
         self._metrics.set("tw_store_behind_seconds", behind_s)
-        if now_ns < self._next_ns:
+        if now_ns < self._next_ns <= now_ns + NS_PER_S:  # further away it is when the clock was set back
             return
         self._next_ns = now_ns + NS_PER_S
         why = writer.trouble or "records come faster than they are written"
         text = f"the store is {behind_s:.0f} s behind (limit {self._late_s:g} s): {why}; nothing is lost, queries show an old picture"
-        if not writer.trouble and now_ns >= self._next_question_ns:
+        if not writer.trouble and not now_ns < self._next_question_ns <= now_ns + QUESTION_S * NS_PER_S:
             self._next_question_ns = now_ns + QUESTION_S * NS_PER_S
             self._remember(now_ns)
         vital = Vital("pipeline_late", PART, behind_s, self._late_s, "s", text)

@@ -8,11 +8,28 @@ from msgspec.structs import replace
 from collectors.simulated.encode import Encoder
 from collectors.simulated.run import build
 from collectors.simulated.spec import Spec
+from streams.health import WorkerHealth
+from streams.incidents import Correlator
 from streams.service import BusWorker, read_all
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
-from trainwarden.records import Incident, LogEvent, Reach, Record, StepReport, Tick, decode, encode
+from trainwarden.policy import Policy
+from trainwarden.records import (
+    Entity,
+    EntityKind,
+    Incident,
+    IncidentStatus,
+    LogEvent,
+    Reach,
+    Record,
+    StepReport,
+    Tick,
+    Verdict,
+    decode,
+    encode,
+)
+from trainwarden.selfmetrics import Metrics
 
 SPEC = Spec(nodes=8, seed=2, jobs="8:ddp", rails=1, light_share=0.0, idle_share=0.0, disorder=0.0)
 HOUR_NS = 3600 * NS_PER_S
@@ -63,3 +80,40 @@ def test_a_clock_that_is_stepped_by_an_hour_accuses_nobody(whose: str, by_ns: in
     assert {p: o for p, o in worker.stage.positions.items() if "ticks" in p} == {
         f"tw.ticks/{n}": len(log) for n, log in enumerate(bus.partitions("tw.ticks")) if log
     }
+
+
+def test_an_incident_of_an_hour_ahead_is_taken_back_now() -> None:
+    """It was opened on the wrong clock; nothing of it may wait for the hour to come."""
+    correlator = Correlator("c", Policy())
+    node = Entity(EntityKind.TELEMETRY, "n", "n")
+
+    def say(at_ns: int, clears: bool = False) -> None:
+        verdict = Verdict(verdict_id=str(at_ns), detector="hang", kind="telemetry_lost", entity=node, observed_at_ns=at_ns,
+                          reach=Reach.NOTIFY, onset_at_ns=at_ns, window_end_ns=at_ns, clears=clears, confidence=0.9)  # fmt: skip
+        correlator.on_verdict(verdict, at_ns)
+
+    now_ns = SPEC.start_ns
+    correlator.tick(now_ns)
+    say(now_ns + HOUR_NS)
+    correlator.tick(now_ns + HOUR_NS)
+    say(now_ns + NS_PER_S, clears=True)
+    told = [incident for second in range(1, 120) for incident in correlator.tick(now_ns + second * NS_PER_S)]
+    assert [i.status for i in told][-1] is IncidentStatus.CLOSED
+    assert told[-1].timeline.verdict_at_ns <= now_ns + NS_PER_S
+
+
+def test_a_worker_says_that_it_is_in_time_again_though_its_clock_was_set_back() -> None:
+    metrics = Metrics("worker")
+    health = WorkerHealth(from_table({}), metrics)
+    metrics.set("tw_tick_age_seconds", 3600.0)
+    said = [
+        decode(o.value).clears
+        for second in range(60)
+        for o in health.outputs(SPEC.start_ns + HOUR_NS + second * NS_PER_S, {})
+    ]
+    assert said == [False]
+    metrics.set("tw_tick_age_seconds", 1.0)
+    said = [
+        decode(o.value).clears for second in range(60) for o in health.outputs(SPEC.start_ns + second * NS_PER_S, {})
+    ]
+    assert said == [True]
