@@ -91,8 +91,10 @@ class Case:
 
     def mentions(self, verdict: Verdict) -> bool:
         """Whether the same was said before."""
-        key = (verdict.kind, culprit_of(verdict.entity))
-        return any((f.verdict.kind, f.culprit) == key for f in self.findings)
+        return self._finding(verdict.kind, culprit_of(verdict.entity)) is not None
+
+    def _finding(self, kind: str, culprit: str) -> Finding | None:
+        return next((f for f in self.findings if f.verdict.kind == kind and f.culprit == culprit), None)
 
     def lead(self, policy: Policy) -> Finding:
         """The finding that names the culprit now."""
@@ -103,7 +105,7 @@ class Case:
     def clear(self, kind: str, culprit: str, at_ns: int, detector: str) -> None:
         """A detector took an opinion back. A successor reads the last minute again: what is newer than the taking back still holds."""
         for finding in self.findings:
-            if (finding.verdict.kind, finding.culprit) == (kind, culprit) and finding.verdict.observed_at_ns <= at_ns:
+            if finding.verdict.kind == kind and finding.culprit == culprit and finding.verdict.observed_at_ns <= at_ns:
                 reach = finding.verdict.reach
                 finding.take_back(detector)
                 self.dirty |= finding.verdict.reach is not reach
@@ -119,15 +121,16 @@ class Case:
     def take(self, verdict: Verdict, now_ns: int, policy: Policy) -> None:
         """Add an opinion; a change of culprit or a first mention makes a revision worth publishing."""
         before = self.lead(policy) if self.findings else None
-        key = (verdict.kind, culprit_of(verdict.entity))
-        finding = next((f for f in self.findings if (f.verdict.kind, f.culprit) == key), None)
+        finding = self._finding(verdict.kind, culprit_of(verdict.entity))
         if finding is not None:
+            bearing = finding.bearing
             finding.repeat(verdict, now_ns)
+            if finding.bearing != bearing:
+                self._lead = None
         elif len(self.findings) < MAX_FINDINGS:
             finding = Finding(verdict, now_ns, now_ns, verdict.onset_at_ns, detectors={verdict.detector: verdict.reach})
             self.findings.append(finding)
-            self.dirty = True
-        self._lead = None
+            self.dirty, self._lead = True, None
         if len(self.verdict_ids) < MAX_VERDICT_IDS:
             self.verdict_ids.append(verdict.verdict_id)
         signal_ns = min(verdict.window_end_ns or now_ns, now_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ RECOVERED = "recovered"
 REROUTED = "link_rerouted"
 SHARED_ENTITIES = frozenset({EntityKind.FABRIC, EntityKind.LEAF, EntityKind.RAIL})
 BLAMELESS_ENTITIES = frozenset({EntityKind.JOB})
+_ON_NO_NODE = SHARED_ENTITIES | BLAMELESS_ENTITIES
 INFRASTRUCTURE = frozenset({"fatal_code", "node_lost", "link_down", "link_slow"})
 """Kinds with evidence of their own on the node named: a fault elsewhere in the job cannot produce them."""
 LINKS = frozenset({"link_down", "link_slow", "node_lost"})
@@ -43,9 +45,29 @@ class Finding:
     detectors: dict[str, Reach] = field(default_factory=dict)
     """Who says so, and how far each may reach."""
 
-    @property
+    @cached_property
     def culprit(self) -> str:
+        """Whom it accuses; a repeat accuses the same, though perhaps by another name (a rank for its node)."""
         return culprit_of(self.verdict.entity)
+
+    @cached_property
+    def node(self) -> str:
+        """Node accused; empty for shared and blameless entities."""
+        return node_of(self.verdict.entity)
+
+    @property
+    def bearing(self) -> tuple[object, ...]:
+        """Everything about it that decides which finding leads."""
+        said = self.verdict
+        return (
+            self.cleared,
+            self.onset_at_ns,
+            said.entity,
+            said.confidence,
+            said.reach,
+            said.victims,
+            said.detector == PROMOTER,
+        )
 
     def repeat(self, verdict: Verdict, now_ns: int) -> None:
         """The same said again: newest evidence, earliest onset. Who may reach less adds a voice and takes nothing from the others."""
@@ -85,7 +107,7 @@ def culprit_of(entity: Entity) -> str:
     ('node:n2', 'node:n2')
     """
     node = entity.node or (entity.name if entity.kind in (EntityKind.NODE, EntityKind.TELEMETRY) else "")
-    return f"node:{node}" if node and entity.kind not in SHARED_ENTITIES | BLAMELESS_ENTITIES else str(entity)
+    return f"node:{node}" if node and entity.kind not in _ON_NO_NODE else str(entity)
 
 
 def node_of(entity: Entity) -> str:
@@ -130,8 +152,10 @@ def choose(findings: Sequence[Finding], policy: Policy) -> Finding:
     standing = [f for f in findings if not f.cleared]
     if not any(_is_loud(f) for f in standing):
         standing = [f for f in findings if _is_loud(f)] or standing or list(findings)
-    unexplained = [f for f in standing if not any(explains(other, f, policy) for other in standing)]
-    return max(unexplained or standing, key=lambda f: strength(f, policy))
+    # strongest first: asked of all pairs, sixty findings of a storm would cost milliseconds for each verdict
+    by_strength = sorted(standing, key=lambda f: strength(f, policy), reverse=True)
+    unexplained = (f for f in by_strength if not any(explains(other, f, policy) for other in standing))
+    return next(unexplained, by_strength[0])
 
 
 def _is_loud(finding: Finding) -> bool:
@@ -169,7 +193,7 @@ def _explains_below(cause: Finding, effect: Finding, policy: Policy) -> bool:
     if effect.verdict.entity.kind in SHARED_ENTITIES:
         return cause.verdict.entity.kind is EntityKind.FABRIC
     below = cause.verdict.victims if cause.verdict.detector != PROMOTER else ()
-    if below and cause.verdict.entity.kind is not EntityKind.FABRIC and node_of(effect.verdict.entity) not in below:
+    if below and cause.verdict.entity.kind is not EntityKind.FABRIC and effect.node not in below:
         return False
     if effect.verdict.kind in LINKS:
         return True

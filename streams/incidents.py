@@ -5,7 +5,7 @@ The correlator is pure: time comes with each call. What it publishes is enough t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from trainwarden.clock import NS_PER_S
 from trainwarden.policy import Family, Policy, reach_at_least
 from trainwarden.records import ActionResult, ActionStatus, Incident, IncidentStatus, Plan, Reach, Verdict, stable_id
 from trainwarden.selfmetrics import Metrics
+from trainwarden.topology import Topology
 
 KEPT_VERDICTS = 8192
 KEPT_SIGNALS = 256
@@ -70,7 +71,8 @@ class Correlator:
         self._cases: dict[str, Case] = {}
         self._closed: deque[Case] = deque(maxlen=KEPT_CLOSED)
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._signals: deque[tuple[int, Verdict]] = deque(maxlen=KEPT_SIGNALS)
+        self._signals: deque[tuple[int, str, Verdict]] = deque(maxlen=KEPT_SIGNALS)
+        self._leaves: tuple[Topology | None, Counter[str]] = None, Counter()
         self._out: list[Incident] = []
         self._ticked_ns = 0
         self.progress = Progress()
@@ -97,7 +99,7 @@ class Correlator:
         elif (case := self._host(verdict, job, now_ns)) is not None:
             self._join(case, verdict, now_ns)
         elif not reach_at_least(verdict.reach, Reach.NOTIFY) or not self._may_open(verdict, job, now_ns):
-            self._signals.append((now_ns, verdict))
+            self._signals.append((now_ns, culprit_of(verdict.entity), verdict))
 
     def on_plan(self, plan: Plan) -> None:
         """The planner decided."""
@@ -184,7 +186,7 @@ class Correlator:
             "",
             bool(job)
             and any(
-                c.live and c.job == job and not c.came_along and self._near(c, verdict, now_ns)
+                c.job == job and c.live and not c.came_along and self._near(c, verdict, now_ns)
                 for c in self._cases.values()
             ),
         )
@@ -199,7 +201,7 @@ class Correlator:
 
     def _lately_about(self, culprit: str, now_ns: int) -> list[tuple[int, Verdict]]:
         since_ns = now_ns - self._settings.join_s * NS_PER_S
-        return [(at_ns, s) for at_ns, s in self._signals if at_ns >= since_ns and culprit_of(s.entity) == culprit]
+        return [(at_ns, signal) for at_ns, about, signal in self._signals if about == culprit and at_ns >= since_ns]
 
     def _clear(self, verdict: Verdict, job: str) -> None:
         if self._budget is not None:
@@ -212,7 +214,7 @@ class Correlator:
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
         """The live case that this verdict supports, is explained by, or takes over."""
         finding = _finding(verdict, now_ns)
-        cases = [case for case in self._cases.values() if case.live and case.job == job]
+        cases = [case for case in self._cases.values() if case.job == job and case.live]
         same = next((case for case in cases if case.lead(self._policy).culprit == finding.culprit), None)
         if same is not None:
             return None if self._recurs(same, verdict, now_ns) else same
@@ -264,7 +266,7 @@ class Correlator:
         for case in reversed(self._closed):
             if now_ns - case.closed_at_ns > self._settings.flap_s * NS_PER_S:
                 return None
-            if not case.acted_at_ns and not self._newer(case, verdict) and self._key(case) == key:
+            if case.job == job and not case.acted_at_ns and not self._newer(case, verdict) and self._key(case) == key:
                 self._closed.remove(case)
                 self._cases[case.incident_id] = case
                 return case
@@ -325,22 +327,26 @@ class Correlator:
         near = [
             c
             for c in self._cases.values()
-            if c.live and c.job == case.job and (c is case or self._near(c, verdict, now_ns))
+            if c.job == case.job and c.live and (c is case or self._near(c, verdict, now_ns))
         ]
-        accused = {
-            node_of(f.verdict.entity) for c in near for f in c.findings if f.verdict.kind in LINKS and not f.cleared
-        }
-        members = [node for node in self.progress.topology.nodes() if self._leaf(node) == leaf]
+        accused = {f.node for c in near for f in c.findings if f.verdict.kind in LINKS and not f.cleared}
         suffering = sorted(node for node in accused if self._leaf(node) == leaf)
-        if len(suffering) < 2 or len(suffering) < 0.6 * len(members):
+        if len(suffering) < 2 or len(suffering) < 0.6 * self._members(leaf):
             return
         oldest, *others = sorted(
-            (c for c in near if self._leaf(node_of(c.lead(self._policy).verdict.entity)) == leaf),
+            (c for c in near if self._leaf(c.lead(self._policy).node) == leaf),
             key=lambda c: c.opened_at_ns,
         ) or [case]
         for other in others:
             self._supersede(other, oldest, now_ns)
         oldest.take(promoted(verdict, leaf, suffering), now_ns, self._policy)
+
+    def _members(self, leaf: str) -> int:
+        """Nodes below a leaf, counted once for each picture of the cluster."""
+        topology = self.progress.topology
+        if self._leaves[0] is not topology:
+            self._leaves = topology, Counter(map(self._leaf, topology.nodes()))
+        return self._leaves[1][leaf]
 
     def _leaf(self, node: str) -> str:
         return self.progress.topology.attributes(node).get("leaf", "") if node else ""

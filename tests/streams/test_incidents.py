@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from streams.cases import Case
+from streams.causes import Finding, choose, explains, strength
 from streams.incidents import Correlator, CorrelatorSettings
 from tests.streams.synthetic import START_NS, verdict
 from trainwarden.clock import NS_PER_S
@@ -677,3 +679,43 @@ def test_a_kind_of_any_spelling_is_told_and_holds_up_nobody() -> None:
     story.say(verdict("odd{kind}", "n1", reach=Reach.NOTIFY, job="j2"), verdict("rank_killed", "n2", reach=Reach.ACT))
     told = {incident.kind: incident.title for incident in story.go(5)}
     assert told == {"odd{kind}": "Node n1: odd{kind}", "rank_killed": "Node n2 was killed"}
+
+
+def test_the_lead_is_the_strongest_of_those_that_nothing_explains() -> None:
+    dice, policy = random.Random(5), Policy()
+    led = set()
+    for _ in range(300):
+        findings = [_any_finding(dice) for _ in range(dice.randint(1, 12))]
+        standing = [f for f in findings if not f.cleared]
+        if not any(f.verdict.reach in (Reach.NOTIFY, Reach.ACT) for f in standing):
+            loud = [f for f in findings if f.verdict.reach in (Reach.NOTIFY, Reach.ACT)]
+            standing = loud or standing or findings
+        unexplained = [f for f in standing if not any(explains(other, f, policy) for other in standing)]
+        expected = max(unexplained or standing, key=lambda f: strength(f, policy))
+        assert choose(findings, policy) is expected
+        led.add(expected.verdict.kind)
+    assert len(led) > 5
+
+
+def test_a_repeat_that_says_more_changes_the_lead_and_one_that_says_the_same_does_not() -> None:
+    dice, policy = random.Random(6), Policy()
+    for _ in range(100):
+        kept, fresh = (Case("i", "c", "j", 1, START_NS, START_NS) for _ in range(2))
+        for number in range(40):
+            said = _any_finding(dice).verdict
+            for case in (kept, fresh):
+                case.take(said, START_NS + number, policy)
+            fresh._lead = None
+            assert kept.lead(policy).culprit == fresh.lead(policy).culprit
+            assert kept.lead(policy).verdict == fresh.lead(policy).verdict
+
+
+def _any_finding(dice: random.Random) -> Finding:
+    kind, number = dice.choice(sorted(KINDS)), dice.randrange(4)
+    shared = dice.random() < 0.2
+    entity = Entity(EntityKind.LEAF, f"leaf{number}") if shared else Entity(EntityKind.NODE, f"n{number}")
+    onset_ns = START_NS + dice.randrange(20) * NS_PER_S // 2
+    said = Verdict(verdict_id=str(dice.random()), kind=kind, entity=entity, confidence=dice.choice((0.5, 0.7, 0.9)),
+                   detector=dice.choice(("a", "b")), onset_at_ns=onset_ns, reach=dice.choice(list(Reach)),
+                   victims=dice.choice(((), ("n1", "n2"))))  # fmt: skip
+    return Finding(said, onset_ns, onset_ns, onset_ns, cleared=dice.random() < 0.3)
