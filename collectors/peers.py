@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 30.0
 FORGET_NS = 600 * NS_PER_S
+FIRST_POLL_S, POLL_S = 0.5, 0.2
+"""A new reader finds its way first. One that knows it hears at once what there is; waiting costs a question every 100 ms."""
 MAX_POLLS = 20
 """Many nodes announce themselves all the time: what came by then is passed on, the rest is read at the next turn."""
 
@@ -77,10 +79,11 @@ class PeerLearner:
     def read(self) -> None:
         """Take in everything announced since the last call, and pass the picture on."""
         try:
+            patience_s = POLL_S
             if self._subscriber is None:
-                self._subscriber = self._subscribe()
+                self._subscriber, patience_s = self._subscribe(), FIRST_POLL_S
             for _ in range(MAX_POLLS):
-                messages = self._subscriber.poll(0.5)
+                messages = self._subscriber.poll(patience_s)
                 for message in messages:
                     self._hear(message)
                 if not messages:
