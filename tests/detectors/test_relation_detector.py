@@ -50,6 +50,18 @@ def test_it_adds_to_what_others_open_and_opens_nothing_unless_asked() -> None:
         RelationSettings(reach="act")
 
 
+def test_what_suffices_to_isolate_opens_an_incident_and_what_is_only_named_does_not() -> None:
+    slow = SyntheticCluster(nodes=12, seed=3).frames(
+        FAULT_S + 70, lambda second: Scene(data_ms={5: 40.0} if second >= FAULT_S else {})
+    )
+    verdicts = [v for v in run(RelationDetector(), slow) if not v.clears]
+    assert {(v.kind, v.entity) for v in verdicts} == {("data_slow", Entity(EntityKind.NODE, "n5", "n5"))}
+    assert verdicts[0].reach == Reach.CORRELATE
+    assert verdicts[-1].reach == Reach.NOTIFY
+    assert verdicts[-1].confidence > verdicts[0].confidence
+    assert "enough to isolate it" in verdicts[-1].text
+
+
 def test_evidence_shows_with_whom_it_was_compared_and_the_groups_around_it() -> None:
     own, gains, groups = said()[0].evidence
     assert "n5 (rack)" in own.note
