@@ -241,7 +241,7 @@ class RawService:
     async def _repeat(self, consumer: Any) -> None:
         """Repeat the recorded cuts, for as long as their messages keep coming."""
         loop = asyncio.get_running_loop()
-        deadline_s, reached = loop.time() + REPEAT_PATIENCE_S, await positions_of(consumer)
+        moved_s, reached = loop.time(), await positions_of(consumer)
         results = self._stage.take(())
         while self._stage.catching_up or results:
             for result in results:
@@ -250,9 +250,21 @@ class RawService:
             reached = await positions_of(consumer)
             results += self._stage.reached(reached)
             if results or reached != before:
-                deadline_s = loop.time() + REPEAT_PATIENCE_S
-            elif loop.time() > deadline_s:
+                moved_s = loop.time()
+            elif await self._gone(consumer, reached, loop.time() - moved_s):
                 results += self._stage.abandon_cuts()
+
+    async def _gone(self, consumer: Any, reached: Mapping[str, int], silent_s: float) -> bool:
+        """Whether messages of recorded cuts will not come any more: nothing came for a while, and this is the end of what there is. A
+        process that was given no time for a while is no proof of it."""
+        if silent_s < REPEAT_PATIENCE_S:
+            return False
+        try:
+            ends = await consumer.end_offsets(list(consumer.assignment()))
+        except KafkaError:
+            return False
+        at_end = all(reached[f"{place.topic}/{place.partition}"] >= end for place, end in ends.items())
+        return at_end or silent_s > SILENT_S
 
     async def _loop(self, consumer: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -101,6 +101,19 @@ def test_a_partition_that_never_comes_to_its_end_is_not_waited_for_for_ever(
     assert shelf.fetches == 1
 
 
+@pytest.mark.parametrize(
+    ("at", "silent_s", "gone"), [(3, 1.0, False), (3, 6.0, True), (2, 6.0, False), (2, 60.0, True)]
+)
+def test_recorded_cuts_are_given_up_only_at_the_end_of_what_there_is(
+    config: Config, at: int, silent_s: float, gone: bool
+) -> None:
+    made, shelf = service(config), Shelf(*LOGS, held=3)
+    reached = {"tw.logs/0": 3, "tw.logs/1": at}
+    assert asyncio.run(made._gone(shelf, reached, silent_s)) is gone
+    shelf.broken = True
+    assert not asyncio.run(made._gone(shelf, reached, silent_s))
+
+
 @pytest.mark.parametrize("unit", [None, units()[0]])
 def test_without_a_snapshot_reading_begins_at_the_beginning_whatever_the_group_has_stored(
     config: Config, unit: Unit | None
