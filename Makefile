@@ -56,11 +56,17 @@ bench: $(STAMP)
 bench-collector: $(STAMP)
 	$(BIN)/python -m benchmarks.collector $(ARGS)
 
-# 10,000 GPUs at 1 Hz on this machine: broker, worker, store and action service, six minutes; then what the units of two stages cost.
-# SCALE="--nodes 96 --minutes 1 --broker tansu" for a small one
+# 10,000 GPUs at 1 Hz on this machine (broker, worker, store and action service, six minutes), what the units of two stages cost, every hop
+# beside a plain confluent-kafka loop (in BENCH_VENV, where it is there), cost against nodes to 16,384, events through correlation: half an hour.
+# SCALE="--nodes 96 --minutes 1 --broker tansu" for a small cluster, SCALE="--minutes 30" for the whole bar, LINEAR=--quick up to 2,048 nodes
 bench-scale: $(STAMP)
-	$(BIN)/python -m benchmarks.scale $(SCALE)
-	$(BIN)/python -m benchmarks.scale_units
+	@missed=0; run() { echo "$(BIN)/python -m $$*"; $(BIN)/python -m "$$@" || missed=1; }; \
+	run benchmarks.hops --plain-python $(BENCH_VENV)/bin/python --json benchmarks/results/hops.json; \
+	run benchmarks.correlation --json benchmarks/results/correlation.json; \
+	run benchmarks.linear $(LINEAR) --json benchmarks/results/linear.json --plot benchmarks/results/linear.png; \
+	run benchmarks.scale_units; \
+	run benchmarks.scale $(SCALE) --json benchmarks/results/scale.json; \
+	exit $$missed
 
 # detectors, ours and the usual tools, on public labelled series; an environment of its own, for the peers pin other versions
 bench-detect: $(BENCH_STAMP)
