@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """One tensor and where it goes; ``name`` is its path in the state, ``stable`` that nothing but the optimizer's
     step changes it, ``watched`` whose version counter tells that something did (a DTensor for its local part).
@@ -34,11 +34,12 @@ class Piece:
     tensor: torch.Tensor
     watched: torch.Tensor
     stable: bool = False
+    size: int = -1
+    """Bytes."""
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.tensor.numel() * self.tensor.element_size()
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            self.size = self.tensor.nbytes
 
 
 def address_of(view: memoryview) -> int:

@@ -147,12 +147,17 @@ class Plan:
         self._stable = stable or (lambda at, tensor: False)
         self._watched: list[tuple[str, list[Any]]] = []
         self._data_bytes = 0
+        self._dtypes: dict[torch.dtype, str] = {}
+        # training stands still while this is made: what is asked of every tensor is looked up once
+        self._tensor_kind, self._strided = tensor_kind(), torch_strided()
         tree = self._encode(dict(state), "state")
         self.index = json.dumps(tree, separators=(",", ":")).encode()
         self.data_start = aligned(len(self.index))
         self.payload_bytes = self.data_start + self._data_bytes
 
     def _encode(self, value: Any, at: str) -> Any:
+        if isinstance(value, self._tensor_kind):
+            return self._encode_tensor(value, at)
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, (int, float)) and type(value) in (int, float):
@@ -167,21 +172,22 @@ class Plan:
             return {"b": base64.b64encode(value).decode()}
         return self._encode_array(value, at)
 
-    def _encode_array(self, value: Any, at: str) -> Any:
-        import torch
+    def _encode_tensor(self, value: torch.Tensor, at: str) -> Any:
+        local = local_part(value)
+        place = self._place(at, value.detach() if local is None else local[0], value)
+        if at.startswith("state.model.") and value.is_floating_point():
+            self._watched.append((at.removeprefix("state.model."), place))
+        if local is None:
+            return {"x": place}
+        self.sharded = True
+        return {"s": [place, list(value.shape), local[1]]}
 
-        if isinstance(value, torch.Tensor):
-            local = local_part(value)
-            place = self._place(at, value.detach() if local is None else local[0], value)
-            if at.startswith("state.model.") and value.is_floating_point():
-                self._watched.append((at.removeprefix("state.model."), place))
-            if local is None:
-                return {"x": place}
-            self.sharded = True
-            return {"s": [place, list(value.shape), local[1]]}
+    def _encode_array(self, value: Any, at: str) -> Any:
         if type(value).__module__ == "numpy":
             if value.ndim == 0:
                 return self._encode(value.item(), at)
+            import torch
+
             tensor = torch.from_numpy(value)
             return {"n": self._place(at, tensor, tensor)}
         raise TypeError(
@@ -189,12 +195,14 @@ class Plan:
         )
 
     def _place(self, at: str, tensor: torch.Tensor, whole: torch.Tensor) -> list[Any]:
-        if tensor.layout is not torch_strided() or tensor.is_quantized:
+        if tensor.layout is not self._strided or tensor.is_quantized:
             raise TypeError(f"{at} is a {tensor.layout} tensor, which a checkpoint cannot hold; give a dense one")
         piece = Piece(at.removeprefix("state."), self._data_bytes, tensor, whole, self._stable(at, whole))
         self.tensors.append(piece)
         self._data_bytes += aligned(piece.size)
-        return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), piece.offset, piece.size]
+        dtype = tensor.dtype
+        name = self._dtypes.get(dtype) or self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+        return [name, list(tensor.shape), piece.offset, piece.size]
 
     def write_tensors(self, payload: memoryview) -> None:
         """Copy all tensors (from any device) into ``payload``: the only part that stalls training."""
@@ -221,6 +229,13 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     if tensor.element_size() >= 2 and bool(tensor.sum().isfinite()):
         return False
     return bool(tensor.isnan().any())
+
+
+def tensor_kind() -> type[torch.Tensor]:
+    """The class of tensors."""
+    import torch
+
+    return torch.Tensor
 
 
 def torch_strided() -> torch.layout:
