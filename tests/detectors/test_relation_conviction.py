@@ -40,7 +40,8 @@ def effects(late: dict[int, float]) -> list[np.ndarray]:
 
 def isolated(evidence: Evidence, late: dict[int, float], rounds: int = 14) -> dict[str, int]:
     """Names whose node may be isolated, with the round in which that was so first."""
-    opinions, found = Opinions(restless=0.0), {}
+    opinions = Opinions(restless=0.0)
+    found: dict[str, int] = {}
     for number in range(1, rounds + 1):
         standing, _ = opinions.take(attribute(evidence, GRAPH, opinions.prices(PRICES), RAILS), number)
         convict(standing, evidence, effects(late), GRAPH)
