@@ -1,9 +1,10 @@
 """Faults of links, rails, leaves and ranks on jobs of several parallel plans, simulated, through the scorer of `trainwarden evaluate`.
 
-    python -m benchmarks.plans OUT [--seeds 101 102] [--only PLAN ...] [--fault NAME ...]
+    python -m benchmarks.plans OUT [--seeds 101 102] [--only PLAN ...] [--fault NAME ...] [--page]
 
-One recording per plan, fault and seed goes to OUT (kept, and used again when it is there); the table and a summary are printed.
-Exit code 1 when a node was accused that has nothing.
+One recording per plan, fault and seed goes to OUT (kept, and used again when it is there); a line per recording, a table and a summary are
+printed. `--page` puts the table into benchmarks/detect/plans.md, from where `benchmarks.detect` takes it into docs/benchmark-detectors.md.
+A recording takes a quarter of a minute of processor time, one of tp8-dp40 a minute. Exit code 1 when a node was accused that has nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ FAULTS: dict[str, tuple[str, str]] = {
 LARGE = ("leaf_congested", "leaf_switch_congested", "ecmp", "none")
 """Faults of the plan with two groups of leaves; the others have the others."""
 """Kind, target and magnitude (the usual one of the kind)."""
+PAGE = Path(__file__).parent / "detect" / "plans.md"
+TABLE = "<!-- table -->"
 LABEL_OF = {"rank_frozen": "sigstop", "rank_killed": "kill9"}
 
 
@@ -115,6 +118,38 @@ def judge(run: Run, config: Config) -> Score:
     return score(run.name, told.newest(), run.labels, able, told.node_days)
 
 
+def table(scores: Sequence[Score]) -> str:
+    """Markdown, a row per plan and fault."""
+    rows = [
+        "| plan | fault | recordings | named after, s | said | would have acted on | accused wrongly |",
+        "| --- " * 7 + "|",
+    ]
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for one in scores:
+        plan, fault, _ = one.run.split(".")
+        groups.setdefault((plan, fault), []).append(one)
+    for (plan, fault), members in groups.items():
+        delays = ", ".join(f"{found.delay_s:.1f}" for one in members for found in one.found)
+        missed = sum(len(one.missed) for one in members)
+        said = sorted({f"{s.kind} {s.node or 'nobody'}" for one in members for s in one.incidents if s.told and s.fits})
+        acts = sorted({s.node for one in members for s in one.incidents if s.acts and s.fits})
+        wrong = sorted(
+            {f"{s.kind} {s.node}" for one in members for s in one.incidents if s.told and not s.fits and s.node}
+        )
+        named = (delays or "-") + (f"; {missed} missed" if missed else "")
+        cells = (plan, fault, str(len(members)), named, ", ".join(said), ", ".join(acts), ", ".join(wrong))
+        rows.append("| " + " | ".join(cell or "-" for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def write_page(scores: Sequence[Score], seeds: Sequence[int]) -> None:
+    """The table of the page, between its two marks."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(TABLE)
+    _, _, after = rest.partition(TABLE)
+    told = f"Seeds {', '.join(map(str, seeds))}. {summary_line(summarise(scores))}."
+    PAGE.write_text(f"{before}{TABLE}\n{told}\n\n{table(scores)}\n{TABLE}{after}", encoding="utf-8")
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,6 +157,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[101])
     parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS))
     parser.add_argument("--fault", nargs="+", choices=list(FAULTS), default=list(FAULTS))
+    parser.add_argument("--page", action="store_true", help="put the table into benchmarks/detect/plans.md")
     chosen = parser.parse_args()
     config, scores = load(None), []
     for seed in chosen.seeds:
@@ -129,7 +165,9 @@ def main() -> int:
             record(case, chosen.out / case.name)
             scores.append(judge(find_runs(chosen.out, (case.name,))[0], config))
             print(scores[-1].line(), flush=True)
-    print(summary_line(summarise(scores)))
+    print(table(scores), summary_line(summarise(scores)), sep="\n")
+    if chosen.page:
+        write_page(scores, chosen.seeds)
     return int(any(one.accused_wrongly or one.false_actions for one in scores))
 
 

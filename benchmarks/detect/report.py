@@ -15,6 +15,8 @@ from benchmarks.detect.store import MethodResults
 from benchmarks.detect.summary import LOOSE, STRICT, Row, SetSummary, Versus, Whole
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmark-detectors.md"
+PLANS = Path(__file__).with_name("plans.md")
+"""Written by `benchmarks.plans`, which is no part of a run of this."""
 TITLES = {"smd": "SMD (server machines)", "asd": "ASD (application servers)", "nab": "NAB (single metrics)"}
 COLUMNS = (
     "method",
@@ -137,6 +139,7 @@ def write_page(page: Path, results: Path, root: Path = data.DATA) -> None:
         *methods_part(wholes),
         *published_part(results, root),
         *checks_part(wholes),
+        PLANS.read_text(encoding="utf-8"),
     ]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("".join(parts).rstrip() + "\n")

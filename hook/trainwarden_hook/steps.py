@@ -86,6 +86,7 @@ class StepRecorder:
         self._identity = environment.identity()
         self._head = encode("step", self._identity)[:-1].decode()
         self._steps = 0
+        self.in_step = False
         self.forget_gap()
 
     # -- called around a step
