@@ -8,6 +8,7 @@ only from sizes on that a tensor seldom has.
 
 from __future__ import annotations
 
+import array
 import ctypes
 import logging
 import os
@@ -15,11 +16,12 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 
 from trainwarden_hook.native import NotBuilt, build
 
 log = logging.getLogger("trainwarden.checkpoint")
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 18
 """What one thread takes at a time: so much may be left to the slowest when all others are done."""
 MAX_THREADS = 4
 SOURCE = r"""
@@ -27,15 +29,18 @@ SOURCE = r"""
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 #define PAGE 4096
 #define MAX_EXTRA 16
-struct part { char *to; const char *from; size_t size; };
-struct work { atomic_long next; long count; int started; pthread_t idle; struct part parts[]; };
+struct part { uint64_t to, from, size; };
+struct work { atomic_long next; atomic_int id; long count; int started; pthread_t idle; struct part parts[]; };
 
 static void copy(char *to, const char *from, size_t size) {
   size_t done = 0;
@@ -58,28 +63,41 @@ static void copy(char *to, const char *from, size_t size) {
 static void *take(void *given) {
   struct work *work = given;
   for (long mine; (mine = atomic_fetch_add(&work->next, 1)) < work->count;)
-    copy(work->parts[mine].to, work->parts[mine].from, work->parts[mine].size);
+    copy((char *)work->parts[mine].to, (const char *)work->parts[mine].from, work->parts[mine].size);
   return NULL;
 }
 static void *take_idle(void *given) {
+  struct work *work = given;
   struct sched_param none = {0};
   sched_setscheduler(0, SCHED_IDLE, &none);
-  return take(given);
+  atomic_store(&work->id, (int)syscall(SYS_gettid));
+  take(work);
+  atomic_store(&work->id, 0);
+  return NULL;
 }
 /* NULL: no memory. With idle, a thread begins at once, when nothing else wants a core. */
-struct work *trainwarden_copy_begin(const struct part *parts, long count, int idle) {
-  struct work *work = malloc(sizeof *work + count * sizeof *parts);
+struct work *trainwarden_copy_begin(const struct part *whole, long wholes, uint64_t most, int idle) {
+  long count = 0;
+  for (long n = 0; n < wholes; n++) count += (whole[n].size + most - 1) / most;
+  struct work *work = malloc(sizeof *work + count * sizeof *whole);
   if (!work) return NULL;
   atomic_init(&work->next, 0);
-  work->count = count;
-  memcpy(work->parts, parts, count * sizeof *parts);
+  atomic_init(&work->id, 0);
+  work->count = 0;
+  for (long n = 0; n < wholes; n++)
+    for (uint64_t at = 0; at < whole[n].size; at += most) {
+      uint64_t left = whole[n].size - at;
+      work->parts[work->count++] = (struct part){whole[n].to + at, whole[n].from + at, left < most ? left : most};
+    }
   work->started = idle && pthread_create(&work->idle, NULL, take_idle, work) == 0;
   return work;
 }
-/* Copy what is left in this thread and so many more. */
+/* Copy what is left in this thread and so many more. The idle one is in nobody's way now, and gets this thread's priority where that is permitted. */
 void trainwarden_copy_help(struct work *work, int extra) {
   pthread_t more[MAX_EXTRA];
-  int made = 0;
+  struct sched_param mine;
+  int made = 0, idle = atomic_load(&work->id);
+  if (idle && sched_getparam(0, &mine) == 0) sched_setscheduler(idle, sched_getscheduler(0), &mine);
   while (made < extra && made < MAX_EXTRA && pthread_create(&more[made], NULL, take, work) == 0) made++;
   take(work);
   while (made) pthread_join(more[--made], NULL);
@@ -96,10 +114,6 @@ Move = tuple[int, int, int]
 """Where to, where from (addresses), bytes."""
 
 
-class _Part(ctypes.Structure):
-    _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
 class Crew:
     """The library, opened once per process."""
 
@@ -107,7 +121,7 @@ class Crew:
         library = ctypes.CDLL(path)
         handle = ctypes.c_void_p
         self.begin = library.trainwarden_copy_begin
-        self.begin.restype, self.begin.argtypes = handle, [ctypes.POINTER(_Part), ctypes.c_long, ctypes.c_int]
+        self.begin.restype, self.begin.argtypes = handle, [handle, ctypes.c_long, ctypes.c_uint64, ctypes.c_int]
         self.help = library.trainwarden_copy_help
         self.help.restype, self.help.argtypes = None, [handle, ctypes.c_int]
         self.wait = library.trainwarden_copy_wait
@@ -132,14 +146,10 @@ class Job:
     """
 
     def __init__(self, crew: Crew, moves: Sequence[Move], idle: bool) -> None:
-        parts = [
-            _Part(to + start, source + start, min(PART_BYTES, size - start))
-            for to, source, size in moves
-            for start in range(0, size, PART_BYTES)
-        ]
+        flat = array.array("Q", chain.from_iterable(moves))
         self._crew = crew
         self._busy = threading.Lock()
-        self.handle = crew.begin((_Part * len(parts))(*parts), len(parts), int(idle))
+        self.handle = crew.begin(flat.buffer_info()[0], len(moves), PART_BYTES, int(idle))
         if not self.handle:
             raise MemoryError("no memory for the list of what is to be copied")
 
