@@ -2,6 +2,7 @@
 
     python -m benchmarks.collector [--seconds 60] [--latency-us 50]     what it costs: bars of 1 % of a core and 60 MB
     python -m benchmarks.collector --ticks 100000                       memory and descriptors over so many ticks: flat or not
+    python -m benchmarks.collector --against TREE [--seconds 60]        beside the agent of another checkout, at the same time
     python -m benchmarks.collector --real 600                           the agent on this very machine: what each source gave
 
 The driver library of the GPUs is the tests' stand-in at NVML's C interface; every call sleeps `--latency-us`. Needs a C compiler.
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--latency-us", type=int, default=50)
     parser.add_argument("--ticks", type=int, default=0)
     parser.add_argument("--real", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--against", type=Path, metavar="TREE")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tw-bench-") as folder:
         name, figures = run(given, Path(folder))
@@ -47,6 +49,10 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any]]:
         from benchmarks.collector import real
 
         return "real", real.measure(folder, given.real)
+    if given.against:
+        from benchmarks.collector import against
+
+        return "against", against.measure(folder, given.seconds, given.latency_us, given.against)
     from benchmarks.collector import cost
 
     return "cost", cost.measure(folder, given.seconds, given.latency_us)

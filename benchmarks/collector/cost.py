@@ -68,10 +68,12 @@ def stand_in(folder: Path, latency_us: int) -> Stub:
 
 
 @contextmanager
-def agent(around: Surroundings, more: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent's process; it is ended in order."""
+def agent(
+    around: Surroundings, more: str, environment: dict[str, str], tree: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent's process, of another tree where one is given; it is ended in order."""
     command = [sys.executable, "-m", "benchmarks.collector.node", str(around.configuration(more))]
-    process = subprocess.Popen(command, env={**os.environ, **environment})
+    process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=tree)
     try:
         yield process
     finally:

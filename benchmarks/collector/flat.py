@@ -26,6 +26,7 @@ from collectors.nvidia.library import Library
 from collectors.sources.nvidia import NvidiaSource
 from tests.collectors.nvml_stub import built
 from trainwarden.bus import FailureHandler, Message
+from trainwarden.bus.base import Start
 from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.config import load
 from trainwarden.topics import Topic
@@ -46,7 +47,7 @@ class Nowhere:
         del on_failure
         return self
 
-    def subscriber(self, topics: Sequence[str], group: str | None = None, start: str = "earliest") -> Nowhere:
+    def subscriber(self, topics: Sequence[str], group: str | None = None, start: Start = "earliest") -> Nowhere:
         del topics, group, start
         return self
 
@@ -68,6 +69,9 @@ class Nowhere:
 
     def positions(self) -> dict[str, int]:
         return {}
+
+    def unread(self) -> int:
+        return 0
 
 
 class MovedTime:

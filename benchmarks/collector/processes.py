@@ -38,6 +38,11 @@ def footprint(pid: int) -> Footprint:
     )
 
 
+def family_of(pid: int) -> list[int]:
+    """A process and what it started."""
+    return [pid, *_children(pid)]
+
+
 def _children(pid: int) -> list[int]:
     """Of every thread: a process belongs to the thread that started it."""
     found: list[int] = []
