@@ -36,6 +36,8 @@ IDLE_POLL_S = 0.25
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 REREAD_IDLE_POLLS = 30
 EARLY_PAUSE_S = 0.05
+TRICKLE_PAUSE_S, TRICKLE_MESSAGES = 0.1, 500
+"""While a batch fills and less than this comes at a time, reading waits: each answer of a broker costs more than its messages."""
 STRETCH = 8
 DONE_NOTE_AFTER_S = 2.0
 NEARLY_ALL = 5000
@@ -87,6 +89,7 @@ class StoreWriter:
         self._buffered_rows = 0
         self._opened_ns = 0
         self._took_ns = 0
+        self._trickles = False
         self._uncommitted = False
         self._next: dict[str, int] = {}
         self._known: set[str] = set()
@@ -155,8 +158,12 @@ class StoreWriter:
 
     def _poll(self) -> list[Message]:
         timeout_s = self._poll_timeout_s()
+        if self._buffer and self._trickles:
+            self._clock.sleep(min(TRICKLE_PAUSE_S, timeout_s))
+            timeout_s = self._poll_timeout_s()
         began_ns = self._clock.monotonic_ns()
         messages = self._subscriber.poll(timeout_s)
+        self._trickles = len(messages) < TRICKLE_MESSAGES
         early_s = timeout_s - (self._clock.monotonic_ns() - began_ns) / NS_PER_S
         if not messages and early_s > 0:
             # a client that cannot reach its group comes back at once: without this pause it would take a whole core
@@ -172,11 +179,12 @@ class StoreWriter:
     def _admit(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._uncommitted = True
-            if message.offset < self._next.get(message.place, 0):
+            place = message.place
+            if message.offset < self._next.get(place, 0):
                 # the partition was taken away and given back, or the broker lost it and counts anew: what we know of it is void
-                self._forget(message.place)
-            self._next[message.place] = message.offset + 1
-            stored = any(first <= message.offset < end for first, end in self._stored.get(message.place, ()))
+                self._forget(place)
+            self._next[place] = message.offset + 1
+            stored = any(first <= message.offset < end for first, end in self._stored.get(place, ()))
             if not stored and not self._already_stored(message):
                 self._take(message)
 
