@@ -175,7 +175,10 @@ class KafkaPublisher:
             raise BusError(f"{failures} messages were not delivered: {first}")
 
     def close(self) -> None:
-        self._producer.close(timeout=1)
+        try:
+            self._producer.close(timeout=1)
+        except KafkaError as error:  # a broker that stands: the library's own thread is waited for in vain
+            raise BusError(f"the publisher did not close: {type(error).__name__}: {error}") from None
 
     def _failed(self, topic: str, key: bytes, value: bytes, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"
