@@ -52,12 +52,15 @@ class Told:
 
 
 class Pace:
-    """Keeps to `speed` simulated seconds per second; 0 is as fast as possible."""
+    """Keeps to `speed` simulated seconds per second; 0 is as fast as possible.
 
-    def __init__(self, clock: Clock, speed: float) -> None:
+    The simulation began `begun_ns_ago`: what getting ready took is made up for, so that ticks leave at their own time and not after it.
+    """
+
+    def __init__(self, clock: Clock, speed: float, begun_ns_ago: int = 0) -> None:
         self._clock = clock
         self._speed = speed
-        self._begun_ns = clock.monotonic_ns()
+        self._begun_ns = clock.monotonic_ns() - begun_ns_ago
 
     def wait(self, simulated_s: float) -> float:
         """Sleep until a moment's turn; seconds by which it is already late."""

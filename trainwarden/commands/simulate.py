@@ -75,7 +75,8 @@ def run(
     sheet_path = truth or Path(f"{out}.truth.json" if out else f"simulated-{seed}.truth.json")
     sink = _Broker(configuration.load(config).kafka.url, clock) if kafka else _Folder(_given(out), start_ns)
     begun = time.process_time()
-    told = simulate(simulator, round(length_s * rate), sink.deliver, Pace(clock, pace_speed), stop_event().is_set)
+    pace = Pace(clock, pace_speed, clock.now_ns() - start_ns if kafka else 0)
+    told = simulate(simulator, round(length_s * rate), sink.deliver, pace, stop_event().is_set)
     sink.close()
     sheet = write_truth(sheet_path, simulator, faults, told.intervals / rate)
     print(f"{told.messages} messages, {told.bytes / 1e6:.1f} MB of {nodes} nodes in {told.intervals} ticks, {len(simulator.jobs)} jobs, "

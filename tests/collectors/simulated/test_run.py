@@ -244,6 +244,14 @@ def _default() -> list[Interval]:
     return list(Simulator(Spec(nodes=300, seed=1)).intervals(30))[::6]
 
 
+def test_what_getting_ready_took_is_made_up_for() -> None:
+    clock = SimulatedClock()
+    pace = Pace(clock, 1.0, begun_ns_ago=3 * NS_PER_S)
+    began_ns = clock.monotonic_ns()
+    assert [pace.wait(at_s) for at_s in (0.0, 2.0, 3.0, 4.5)] == [3.0, 1.0, 0.0, 0.0]
+    assert clock.monotonic_ns() - began_ns == 1_500_000_000
+
+
 def test_pace_keeps_to_the_speed() -> None:
     clock = SimulatedClock()
     pace = Pace(clock, 10.0)
