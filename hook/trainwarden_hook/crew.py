@@ -92,7 +92,7 @@ struct work *trainwarden_copy_begin(const struct part *whole, long wholes, uint6
   work->started = idle && pthread_create(&work->idle, NULL, take_idle, work) == 0;
   return work;
 }
-/* Copy what is left in this thread and so many more. The idle one is in nobody's way now, and gets this thread's priority where that is permitted. */
+/* Copy what is left in this thread and so many more. The idle one is in nobody's way now: it gets this one's priority, if it may. */
 void trainwarden_copy_help(struct work *work, int extra) {
   pthread_t more[MAX_EXTRA];
   struct sched_param mine;
