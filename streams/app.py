@@ -69,6 +69,7 @@ REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
 READ_ROUNDS, READ_RECORDS = 20, 5000
 """So much is read before a cut, at most."""
+CANCEL_S = 1.0
 SILENT_S = 30.0
 """A partition that does not come to its end, and says nothing for so long, is not waited for."""
 RECENT_VERDICTS_S = 60
@@ -351,6 +352,8 @@ class RawService:
 
     async def _deliver(self, result: CutResult) -> None:
         self._pulse.check()
+        if self.given_away:
+            raise asyncio.CancelledError
         if result.frame is not None and self._correlator is not None:
             self._correlator.correlator.on_frame(result.frame)
         offsets = await self._outlet.deliver(result.outputs)
@@ -535,9 +538,9 @@ class Application:
     async def _end_lead(self) -> None:
         leading, self._leading, self._raw = self._leading, None, None
         if leading is not None:
-            leading.cancel()
+            await ended([leading])
             with contextlib.suppress(asyncio.CancelledError):
-                await leading
+                leading.result()
             self._correlator = CorrelatorStage(self._config, self._clock, self._metrics)
 
     @property
@@ -550,6 +553,15 @@ class Application:
 
     async def _page(self, request: Any) -> Any:
         return self.app.web.text(self._metrics.page())
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel, and again what goes on all the same: before Python 3.12 `asyncio.wait_for` loses a cancellation that meets the answer."""
+    waiting = {task for task in tasks if not task.done()}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _, waiting = await asyncio.wait(waiting, timeout=CANCEL_S)
 
 
 def hear(correlator: CorrelatorStage, message: Message) -> None:

@@ -24,6 +24,7 @@ from streams.app import (
     TICK_S,
     Application,
     RawService,
+    ended,
     faust_app,
     hear,
     unit_group,
@@ -132,6 +133,7 @@ class Held:
     metrics: Metrics
     correlator: CorrelatorStage | None
     task: asyncio.Task[None] = field(init=False)
+    telling: asyncio.Task[None] | None = None
 
 
 class UnitsApplication(Application):
@@ -237,15 +239,16 @@ class UnitsApplication(Application):
         gone = [self._hand.pop(name) for name in list(names)]
         for held in gone:
             held.service.given_away = True
-        await _ended(gone)
+        await _end_all(gone)
 
     async def _end(self) -> None:
         """A clean end: each unit leaves a snapshot."""
         gone, self._hand = list(self._hand.values()), {}
-        await _ended(gone)
+        await _end_all(gone)
 
     def _working(self) -> Iterable[asyncio.Task[None]]:
-        tasks = [held.task for held in self._hand.values()]
+        hand = self._hand.values()
+        tasks = [held.task for held in hand] + [held.telling for held in hand if held.telling is not None]
         return [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
 
     # --- what a unit does ---------------------------------------------------------------------------------------------
@@ -262,25 +265,20 @@ class UnitsApplication(Application):
 
     async def _correlate(self, held: Held, correlator: CorrelatorStage) -> None:
         async with Opinions(self._config, correlator, self._clock, unit_group(self._config, held.unit)) as opinions:
-            telling = asyncio.ensure_future(self._tell(held, correlator, opinions))
-            working = asyncio.ensure_future(held.service.run())
+            held.telling = asyncio.ensure_future(self._tell(held, correlator, opinions))
             try:
-                done, _ = await asyncio.wait({telling, working}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                await held.service.run()
             finally:
-                for task in (telling, working):
-                    task.cancel()
-                await asyncio.gather(telling, working, return_exceptions=True)
+                held.telling.cancel()
 
     async def _tell(self, held: Held, correlator: CorrelatorStage, opinions: Opinions) -> None:
         """The correlator's clock, and this worker's own health."""
         own_health = WorkerHealth(self._config, held.metrics)
         await held.service.ready.wait()
-        while True:
+        while not held.task.done():
             await asyncio.sleep(TICK_S)
             await opinions.read()
-            if held.service.paused or self._pulse.stood_still:
+            if held.service.paused or held.service.given_away or self._pulse.stood_still:
                 continue
             try:
                 await self._outlet.deliver(own_health.outputs(self._clock.now_ns(), self._disabled()))
@@ -312,10 +310,8 @@ class UnitsApplication(Application):
         return self.app.web.text(self._metrics.page() + "".join(held.metrics.page() for held in self._hand.values()))
 
 
-async def _ended(gone: Sequence[Held]) -> None:
+async def _end_all(gone: Sequence[Held]) -> None:
+    await ended([held.task for held in gone])
     for held in gone:
-        held.task.cancel()
-    results = await asyncio.gather(*(held.task for held in gone), return_exceptions=True)
-    for held, result in zip(gone, results, strict=True):
-        if isinstance(result, Exception):
-            log.warning("%s ended with %r", held.unit.name, result)
+        if not held.task.cancelled() and (error := held.task.exception()) is not None:
+            log.warning("%s ended with %r", held.unit.name, error)

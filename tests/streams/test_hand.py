@@ -147,6 +147,33 @@ def test_a_worker_that_wakes_gives_all_back_and_waits_for_word(
     play(config, scene, clock)
 
 
+def test_a_unit_that_misses_its_cancellation_is_cancelled_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` does before Python 3.12 when the cancellation meets the answer: a rebalance must not hang on it."""
+    monkeypatch.setattr(app, "CANCEL_S", 0.01)
+    missed = []
+
+    async def deaf(service: Service) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            missed.append(service.name)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Service, "run", deaf)
+
+    async def scene(worker: dealing.UnitsApplication) -> None:
+        await worker._assigned(None, parts(3))
+        await asyncio.sleep(0)
+        task = worker._hand["block/1"].task
+        await asyncio.wait_for(worker._assigned(None, []), 20)
+        assert task.cancelled()
+        assert missed == ["block/1"]
+
+    play(config, scene)
+
+
 def test_a_unit_that_breaks_breaks_the_worker(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(service: Service) -> None:
         raise ZeroDivisionError(service.name)
