@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from detectors.base import registry
-from trainwarden.commands.config import configuration_page, detectors_page, metrics_page, registries
 from trainwarden import vitals
+from trainwarden.commands.config import configuration_page, detectors_page, metrics_page, registries
 from trainwarden.policy import KINDS, FaultKind
 from trainwarden.records import Verb
 from trainwarden.selfmetrics import NAMES, meanings
