@@ -385,3 +385,27 @@ def test_entries_that_do_not_fit_on_the_disk_are_kept_in_memory(
 
 def refused(descriptor: int, data: bytes) -> int:
     raise OSError(28, os.strerror(28))
+
+
+def test_what_was_just_written_is_not_read_back_and_after_a_backlog_it_is_so_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = make(tmp_path)
+    reads: list[Path] = []
+    read = spool_module._pread_file
+
+    def counted(path: Path, start: int, size_bytes: int) -> bytes:
+        reads.append(path)
+        return read(path, start, size_bytes)
+
+    monkeypatch.setattr(spool_module, "_pread_file", counted)
+    spool.append(entry(0))
+    spool.extend([entry(n) for n in range(1, 20)])
+    assert (drain(spool), reads) == (list(range(20)), [])
+    for n in range(spool_module.RECENT_ENTRIES + 5):  # nobody takes them: they are forgotten, and read
+        spool.append(entry(n, size=20))
+    assert drain(spool) == list(range(spool_module.RECENT_ENTRIES + 5))
+    assert reads
+    reads.clear()
+    spool.append(entry(7))
+    assert (drain(spool), reads) == ([7], [])
