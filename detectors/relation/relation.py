@@ -53,7 +53,7 @@ class RelationSettings:
     caution: float = option(1.0, "multiplies the price of every cause: above 1 names less")
     restate_s: float = option(15.0, "while a cause stands, it is said again after so long")
     reach: str = option(
-        "notify",
+        "correlate",
         "how far it may reach with what suffices to isolate a node: notify opens incidents, correlate adds to those of others; all else "
         "that it names only correlates (see docs/relation.md)",
     )
@@ -108,7 +108,7 @@ class RelationDetector(Detector):
     name = "relation"
     kinds = ("compute_slow", "data_slow", "link_slow", "subnet_slow", "shared_slow")
     version: ClassVar[int] = 2
-    false_alarms_per_node_day: ClassVar[float] = 0.01
+    false_alarms_per_node_day: ClassVar[float] = 0.2
     Settings = RelationSettings
     settings: RelationSettings
 

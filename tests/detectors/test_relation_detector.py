@@ -54,7 +54,7 @@ def test_what_suffices_to_isolate_opens_an_incident_and_what_is_only_named_does_
     slow = SyntheticCluster(nodes=12, seed=3).frames(
         FAULT_S + 70, lambda second: Scene(data_ms={5: 40.0} if second >= FAULT_S else {})
     )
-    verdicts = [v for v in run(RelationDetector(), slow) if not v.clears]
+    verdicts = [v for v in run(RelationDetector(RelationSettings(reach="notify")), slow) if not v.clears]
     assert {(v.kind, v.entity) for v in verdicts} == {("data_slow", Entity(EntityKind.NODE, "n5", "n5"))}
     assert verdicts[0].reach == Reach.CORRELATE
     assert verdicts[-1].reach == Reach.NOTIFY
