@@ -149,11 +149,9 @@ def test_no_excuse_lasts_for_ever() -> None:
 def test_a_machine_answers_for_processes_that_cannot_be_asked() -> None:
     (tick,) = next(frame.ticks for frame in SyntheticCluster(4, seed=3).frames(3) if frame.ticks)
     nodes = ("n3", "n1", "n0")
-    host = FamilyMatrix(
-        "host", tuple((n, "") for n in nodes), ("disk_write_bytes_per_s",), np.float32([[9e7], [1e6], [2e7]])
-    )  # type: ignore[arg-type]
-    process = FamilyMatrix("process", tuple((f"n{r}", f"rank{r}") for r in range(4)), ("write_bytes_per_s",),
-                           np.float32([[5.0], [np.nan], [np.nan], [np.nan]]))  # fmt: skip  # type: ignore[arg-type]
+    machines, own = np.array([[9e7], [1e6], [2e7]], np.float32), np.array([[5.0], *[[np.nan]] * 3], np.float32)
+    host = FamilyMatrix("host", tuple((n, "") for n in nodes), ("disk_write_bytes_per_s",), machines)
+    process = FamilyMatrix("process", tuple((f"n{r}", f"rank{r}") for r in range(4)), ("write_bytes_per_s",), own)
     there = replace(tick, families={"host": host, "process": process})
     found = Writes().of("j", process, np.arange(4), [f"n{r}" for r in range(4)], there)
     assert found.tolist() == pytest.approx([5.0, 0.0, np.nan, 8.3e7], nan_ok=True)
