@@ -15,6 +15,8 @@ CREATED, MOVED_HERE = 0x100, 0x80
 OF_FILE = MODIFIED | ATTRIBUTES | MOVED_SELF | DELETED_SELF
 OF_FOLDER = CREATED | MOVED_HERE
 EVENT_HEAD_BYTES = 16
+RETRY_S = 10.0
+"""A folder that is not there is looked for so often."""
 RESTLESS_LOOKS = 8
 """After a rotation a writer may still hold the old file: so many looks follow at the usual pace, whatever the kernel says."""
 
@@ -42,6 +44,8 @@ class Watch:
             poll.register(self._wakeup, select.POLLIN)
         self._rings: set[int] = set()
         self._restless = 0
+        self._homeless = False
+        self._watched_s = 0.0
         self._looked_s = 0.0
         self._rewatch()
 
@@ -57,6 +61,8 @@ class Watch:
             self._restless = max(0, self._restless - 1)
         else:
             self._block(self._looked_s + most_s - time.monotonic())
+        if self._homeless and time.monotonic() - self._watched_s >= RETRY_S:
+            self._rewatch()
         pause_s = self._looked_s + least_s - time.monotonic()
         if pause_s > 0:
             self._pause.poll(pause_s * 1000)
@@ -98,11 +104,12 @@ class Watch:
             os.close(self._inotify)
         library = ctypes.CDLL(None, use_errno=True)
         self._inotify = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        self.blind = self._inotify < 0
+        self.blind, self._homeless, self._watched_s = self._inotify < 0, False, time.monotonic()
         if self.blind:
             return
         self._poll.register(self._inotify, select.POLLIN)
         for path in self._paths:
             for place, news in ((path, OF_FILE), (os.path.dirname(path) or ".", OF_FOLDER)):
-                watched = library.inotify_add_watch(self._inotify, os.fsencode(place), news)
-                self.blind = self.blind or (watched < 0 and ctypes.get_errno() == errno.ENOSPC)
+                refused = library.inotify_add_watch(self._inotify, os.fsencode(place), news) < 0
+                self.blind = self.blind or (refused and ctypes.get_errno() == errno.ENOSPC)
+                self._homeless = self._homeless or (refused and news == OF_FOLDER)

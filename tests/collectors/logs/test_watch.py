@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from collectors.logs import watch as module
 from collectors.logs.watch import RESTLESS_LOOKS, Watch
 
 LONG_S = 60.0
@@ -96,6 +97,17 @@ def test_without_watches_every_wait_lasts_as_long_as_the_usual_pace(
     watch = Watch([str(tmp_path / "a.log")])
     assert watch.blind
     watch.wait(0.0, LONG_S)
+    watch.close()
+
+
+def test_a_folder_that_comes_later_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    path = tmp_path / "job" / "train.log"
+    watch = Watch([str(path)])
+    watch.wait(0.0, 0.0)
+    path.parent.mkdir()
+    watch.wait(0.0, 0.0)
+    assert woken(watch, lambda: append(path))
     watch.close()
 
 
