@@ -122,8 +122,9 @@ def figures(marks: Sequence[Marked]) -> dict[str, float]:
     nodes = [m for m in marks if m.slot.group == "node"]
     hits, wrong = sum(m.hit for m in nodes), sum(m.wrong_nodes for m in nodes)
     precision, recall = hits / max(hits + wrong, 1), hits / max(len(nodes), 1)
+    f1 = 2 * precision * recall / max(precision + recall, 1e-9) if nodes else float("nan")
     delays = [d for m in marks for d in m.delay_s if m.slot.group in ("node", "subnet")]
-    found = {"slots": float(len(marks)), "node_f1": 2 * precision * recall / max(precision + recall, 1e-9), "node_precision": precision,
+    found = {"slots": float(len(marks)), "node_f1": f1, "node_precision": precision,
              "node_recall": recall, "delay_p50_s": _quantile(delays, 0.5), "delay_p95_s": _quantile(delays, 0.95)}  # fmt: skip
     for group in ("node", "subnet", "two"):
         mine = [m.exact for m in marks if m.slot.group == group]
