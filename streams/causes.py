@@ -125,22 +125,25 @@ def explains(cause: Finding, effect: Finding, policy: Policy) -> bool:
     """Whether `effect` is sufficiently accounted for by `cause` and needs no incident of its own."""
     if cause is effect:
         return False
-    stronger = strength(cause, policy) > strength(effect, policy)
     if cause.culprit == effect.culprit:
         kinds = {cause.verdict.kind, effect.verdict.kind}
         if REROUTED in kinds and kinds & {"link_down", "link_slow"}:
             # the node has done by itself what could be done about its link: a dead rail is then no reason to take it out
             return cause.verdict.kind == REROUTED
-        return stronger
+        return _stronger(cause, effect, policy)
     if cause.verdict.entity.kind in BLAMELESS_ENTITIES:
-        return effect.verdict.entity.kind in BLAMELESS_ENTITIES and stronger
+        return effect.verdict.entity.kind in BLAMELESS_ENTITIES and _stronger(cause, effect, policy)
     if effect.verdict.entity.kind in BLAMELESS_ENTITIES:
         return _explains_blameless(cause, effect, policy)
     if cause.verdict.entity.kind in SHARED_ENTITIES:
         return _explains_below(cause, effect, policy)
     if effect.verdict.kind in INFRASTRUCTURE or effect.verdict.entity.kind in SHARED_ENTITIES:
         return False
-    return _explains_symptom(cause, effect, policy, stronger)
+    return _explains_symptom(cause, effect, policy)
+
+
+def _stronger(cause: Finding, effect: Finding, policy: Policy) -> bool:
+    return strength(cause, policy) > strength(effect, policy)
 
 
 def choose(findings: Sequence[Finding], policy: Policy) -> Finding:
@@ -201,7 +204,7 @@ def _explains_below(cause: Finding, effect: Finding, policy: Policy) -> bool:
     return slow and effect.verdict.confidence < SURE
 
 
-def _explains_symptom(cause: Finding, effect: Finding, policy: Policy, stronger: bool) -> bool:
+def _explains_symptom(cause: Finding, effect: Finding, policy: Policy) -> bool:
     """Processes stop and slow down because of each other; the first, or the one with evidence of its own, is to blame."""
     by, of = policy.kind(cause.verdict.kind).family, policy.kind(effect.verdict.kind).family
     if of not in (Family.FAIL_STOP, Family.FAIL_SLOW, Family.CORRUPTION):
@@ -209,11 +212,12 @@ def _explains_symptom(cause: Finding, effect: Finding, policy: Policy, stronger:
     lead_ns = effect.onset_at_ns - cause.onset_at_ns
     if by is Family.FAIL_SLOW:
         doubt = effect.verdict.confidence - cause.verdict.confidence
-        return of is Family.FAIL_SLOW and effect.verdict.confidence < SURE and (doubt < 0 or (doubt == 0 and stronger))
+        unsure = of is Family.FAIL_SLOW and effect.verdict.confidence < SURE
+        return unsure and (doubt < 0 or (doubt == 0 and _stronger(cause, effect, policy)))
     if by not in (Family.FAIL_STOP, Family.CORRUPTION):
         return False
     if cause.verdict.kind in INFRASTRUCTURE:
         return lead_ns >= -INFRASTRUCTURE_SLACK_NS
     if of is Family.FAIL_SLOW:
         return lead_ns >= -STOP_SLACK_NS
-    return lead_ns > SAME_MOMENT_NS or (abs(lead_ns) <= SAME_MOMENT_NS and stronger)
+    return lead_ns > SAME_MOMENT_NS or (abs(lead_ns) <= SAME_MOMENT_NS and _stronger(cause, effect, policy))

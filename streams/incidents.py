@@ -204,12 +204,13 @@ class Correlator:
         return [(at_ns, signal) for at_ns, about, signal in self._signals if about == culprit and at_ns >= since_ns]
 
     def _clear(self, verdict: Verdict, job: str) -> None:
+        culprit = culprit_of(verdict.entity)
         if self._budget is not None:
             jobs = {job} if job else self._budget.jobs_waiting()
-            self._budget.take_back(verdict.kind, culprit_of(verdict.entity), jobs)
+            self._budget.take_back(verdict.kind, culprit, jobs)
         for case in self._cases.values():
             if job in ("", case.job):
-                case.clear(verdict.kind, culprit_of(verdict.entity), verdict.observed_at_ns, verdict.detector)
+                case.clear(verdict.kind, culprit, verdict.observed_at_ns, verdict.detector)
 
     def _host(self, verdict: Verdict, job: str, now_ns: int) -> Case | None:
         """The live case that this verdict supports, is explained by, or takes over."""
