@@ -158,6 +158,7 @@ class Lines:
         self._floor = np.broadcast_to(np.asarray(floor, np.float32), columns)
         self._relative = np.broadcast_to(np.asarray(relative, np.float32), columns)
         self._follows = None if follows is None else np.asarray(follows, np.float32)
+        self._broad: tuple[F32, F32] | None = None
 
     def step(self, values: F32, load: F32 | None = None, phase: Array | None = None, common: F32 | None = None,
              dense: bool = False) -> Readings:  # fmt: skip
@@ -214,10 +215,9 @@ class Lines:
 
     def breadth(self, at: Array, columns: Array | None = None) -> F32:
         """Spread of the series of rows `at` (and, if given, of some columns), with its floors, rows × columns."""
-        part, some = self.state.places.part(at, columns), slice(None) if columns is None else columns
-        return part.breadth(
-            slice(None), self._floor[some], self._relative[some], np.empty(part.spread.shape, np.float32)
-        )
+        pick, some = (at, slice(None)) if columns is None else (np.ix_(at, columns), columns)
+        least = np.maximum(self.state.places.size[pick] * self._relative[some], self._floor[some])
+        return np.asarray(np.maximum(least, self.state.places.spread[pick]), np.float32)
 
     def warm(self) -> NDArray[np.bool_]:
         """Which series have a line, rows × columns."""
@@ -273,6 +273,12 @@ class Lines:
             self._scratch = [np.empty(shape, np.float32) for _ in range(7)]
         return [array[: shape[0]] for array in self._scratch]
 
+    def _wide(self, rows: int) -> tuple[F32, F32]:
+        """Least spreads, and those as a share of the size, repeated for each row: a row that numpy repeats costs three times as much."""
+        if self._broad is None or len(self._broad[0]) < rows:
+            self._broad = np.tile(self._floor, (rows, 1)), np.tile(self._relative, (rows, 1))
+        return self._broad[0][:rows], self._broad[1][:rows]
+
     def _block(
         self, grid: F32, loads: F32 | None, phases: Array, common: F32 | None, at: slice, scores: F32 | None
     ) -> Points:
@@ -282,7 +288,7 @@ class Lines:
         places.expect(at, phase, load, self._follows, one, two, self._ages[1])
         np.subtract(values, one, out=residual)
         known = _blank(residual, mask)
-        places.breadth(at, self._floor, self._relative, spread)
+        places.breadth(at, *self._wide(values.shape[0]), spread)
         unexplained = residual if common is None else _unexplained(residual, common[at], height, one, two)
         np.divide(unexplained, spread, out=height)
         points = self._points(at, height, known, two, scores is not None)
@@ -312,12 +318,12 @@ class Lines:
         over |= np.negative(height, out=scratch) > tails.level[1, at]
         counts = np.multiply(1.0 if known is None else known, seen >= warm, out=scratch) if young else known
         tails.sink(at, age, counts)
-        row, column = np.divmod(np.flatnonzero(over), height.shape[1])
-        side = (height[row, column] < 0).astype(np.int64)
+        places = np.flatnonzero(over)
         if counts is not None:
-            old = counts[row, column] > 0
-            side, row, column = side[old], row[old], column[old]
-        size, ages = np.abs(height[row, column]), age[row]
+            places = places[counts.reshape(-1).take(places) > 0]
+        row, column = np.divmod(places, height.shape[1])
+        signed = height.reshape(-1).take(places)
+        side, size, ages = (signed < 0).astype(np.int64), np.abs(signed), age[row]
         row = row + at.start
         far = np.arange(len(size)) if dense else np.flatnonzero(size >= self.settings.least_height)
         score = tails.score(side[far], row[far], column[far], size[far]).astype(np.float32)
@@ -329,13 +335,13 @@ class Lines:
 
     def _learn_tails(self, side: Array, row: Array, column: Array, size: F32, out: Array, age: F32) -> None:
         """A point beyond the line counts as lying on it, and only the first of its streak: a fault must not widen its own line."""
-        state = self.state
-        use = ~state.open[row, column] & (~out | (state.streak[row, column] == 0))
+        state, at = self.state, row * self.shape[1] + column
+        use = ~state.open.reshape(-1).take(at) & (~out | (state.streak.reshape(-1).take(at) == 0))
         side, row, column, size, out = side[use], row[use], column[use], size[use], out[use]
         if out.any():
             line = state.tails.height(side[out], row[out], column[out], self.settings.risk)
             size[out] = np.minimum(size[out], np.maximum(line, self.settings.least_height))
-        excess = np.maximum(size - state.tails.level[side, row, column], 0.0)
+        excess = np.maximum(size - state.tails.levels(side, row, column), 0.0)
         state.tails.add(side, row, column, excess.astype(np.float32), age[use])
 
     def _dense(self, at: slice, height: F32, known: F32 | None, statistic: F32, points: Points, scores: F32) -> None:

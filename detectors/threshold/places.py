@@ -33,6 +33,7 @@ class Ages:
     def __init__(self) -> None:
         self.tick = 0
         self._least: dict[tuple[str, int, int], tuple[float, int]] = {}
+        self._same: dict[tuple[str, int, int], tuple[int, float]] = {}
 
     def reached(self, what: tuple[str, int, int], times: F32, number: float) -> bool:
         """Whether all of `times` are `number` or more. `what` names them: which counts, first row, phase."""
@@ -44,6 +45,17 @@ class Ages:
         least = float(times.min()) if times.size else np.inf
         self._least[what] = least, self.tick
         return least >= number
+
+    def same(self, what: tuple[str, int, int], times: F32) -> float | None:
+        """The one count that all of `times` have, None when they differ; looked for only where `counted` did not say it a tick ago."""
+        tick, count = self._same.get(what, (-1, 0.0))
+        if tick == self.tick:
+            return count
+        return float(times[0, 0]) if times.size and times.min() == times.max() else None
+
+    def counted(self, what: tuple[str, int, int], count: float) -> None:
+        """Note the one count that these have from the next tick on."""
+        self._same[what] = self.tick + 1, count
 
 
 class Places(msgspec.Struct):
@@ -142,7 +154,9 @@ class Places(msgspec.Struct):
             np.copyto(clipped, residual, where=seen < _YOUNG)
         place, placed = _picked(self.place[at], phase), _picked(self.placed[at], phase)
         key = _placed_in(at, phase)
-        usual = self._aged_gain(placed, weight, usual_weight, known, gain, _reached(ages, key, placed, self.most))
+        old = _reached(ages, key, placed, self.most)
+        same = None if old or known is not None else _same(ages, key, placed)
+        usual = self._aged_gain(placed, weight, usual_weight, known, gain, old, same)
         np.multiply(usual, clipped, out=step)
         if key is None or (usual is gain and not _reached(ages, key, placed, 1.0)):
             np.add(place, step, out=step)
@@ -155,17 +169,24 @@ class Places(msgspec.Struct):
         np.multiply(size, np.float32(1.0 - _SIZE_FORGOTTEN), out=size)
         np.maximum(size, np.abs(place, out=step), out=size)
         if usual is gain:
-            _put(self.placed[at], phase, self._counted(placed, known, step))
-        old = _reached(ages, ("seen", rows, 0), seen, self.most)
-        known_once = _reached(ages, ("seen", rows, 0), seen, 1.0)
-        self._learn_spread(at, clipped, known, weight, usual_weight, (gain, step), old, known_once)
+            self._count(placed, known, step, same, ages, key)
+            if key is None:
+                _put(self.placed[at], phase, placed)
+        self._learn_spread(at, clipped, known, weight, usual_weight, (gain, step), ages, same)
         if load is not None:
             self._learn_load(at, clipped, load, step)
 
     def _learn_spread(self, at: slice, clipped: F32, known: F32 | None, weight: F32, usual_weight: float, scratch: tuple[F32, F32],
-                      old: bool, known_once: bool) -> None:  # fmt: skip
-        (gain, step), seen, spread = scratch, self.seen[at], self.spread[at]
-        usual = self._aged_gain(seen, weight, usual_weight, known, gain, old)
+                      ages: Ages | None, gained: float | None) -> None:  # fmt: skip
+        """Move the spreads of rows `at`. `gained` is the count that the gain in `scratch` is that of, if it is that of one."""
+        (gain, step), seen, spread, key = scratch, self.seen[at], self.spread[at], ("seen", at.start or 0, 0)
+        old, known_once = _reached(ages, key, seen, self.most), _reached(ages, key, seen, 1.0)
+        same = None if old or known is not None else _same(ages, key, seen)
+        usual = (
+            gain
+            if same is not None and same == gained
+            else self._aged_gain(seen, weight, usual_weight, known, gain, old, same)
+        )
         np.multiply(np.abs(clipped, out=step), np.float32(_MEAN_DEVIATION_TO_SIGMA), out=step)
         np.subtract(step, spread, out=step)
         np.multiply(step, usual, out=step)
@@ -173,25 +194,33 @@ class Places(msgspec.Struct):
             np.copyto(step, np.float32(0.0), where=seen < 1.0)
         np.add(spread, step, out=spread)
         if usual is gain:
-            np.copyto(seen, self._counted(seen, known, step))
+            self._count(seen, known, step, same, ages, key)
 
-    def _aged_gain(self, times: F32, weight: F32, usual_weight: float, known: F32 | None, out: F32, old: bool) -> F32:
+    def _aged_gain(self, times: F32, weight: F32, usual_weight: float, known: F32 | None, out: F32, old: bool,
+                   same: float | None) -> F32:  # fmt: skip
         """weight · max(1, 1 / (usual weight · (times + 1))) where known: a plain mean at first, forgetting later.
 
-        In `out`, or `weight` itself when all series are known and `old`.
+        In `out`, or `weight` itself when all series are known and `old`. `same` is the one count that all have, if they are known and do.
         """
         if known is None and old:
             return weight
-        np.add(times, np.float32(1.0), out=out)
-        np.multiply(out, np.float32(usual_weight), out=out)
-        np.reciprocal(out, out=out)
-        np.maximum(out, np.float32(1.0), out=out)
-        np.multiply(out, weight, out=out)
+        if same is not None:
+            one = np.array([same], np.float32)
+            return np.multiply(weight, _aging(one, usual_weight, one), out=out)
+        np.multiply(_aging(times, usual_weight, out), weight, out=out)
         return out if known is None else np.multiply(out, known, out=out)
 
-    def _counted(self, times: F32, known: F32 | None, out: F32) -> F32:
-        np.add(times, np.float32(1.0) if known is None else known, out=out)
-        return np.minimum(out, np.float32(self.most), out=out)
+    def _count(self, times: F32, known: F32 | None, out: F32, same: float | None, ages: Ages | None,
+               key: tuple[str, int, int] | None) -> None:  # fmt: skip
+        """Add what was known to `times`, in place; `same` is the one count that they have, if they do."""
+        if same is None:
+            np.add(times, np.float32(1.0) if known is None else known, out=out)
+            np.minimum(out, np.float32(self.most), out=times)
+            return
+        count = min(same + 1.0, self.most)
+        times[...] = count
+        if ages is not None and key is not None:
+            ages.counted(key, count)
 
     def _learn_load(self, at: slice, clipped: F32, load: F32, step: F32) -> None:
         shift = _known(load - self.load_mean[at])
@@ -200,10 +229,23 @@ class Places(msgspec.Struct):
         slow = np.maximum(np.float32(_LOAD_GAIN), 1.0 / (self.load_seen[at] + _SLOPE_TICKS)).astype(np.float32)
         cov = self.cov[at]
         np.multiply(clipped, (shift * slow)[:, None], out=step)
-        np.multiply(cov, (1.0 - _RIDGE * slow)[:, None].astype(np.float32), out=cov)
+        np.multiply(cov, per_row((1.0 - _RIDGE * slow).astype(np.float32)), out=cov)
         np.add(cov, step, out=cov)
         self.load_var[at] += pace * (shift * shift - self.load_var[at])
         self.load_mean[at] += pace * shift
+
+
+def _aging(times: F32, usual_weight: float, out: F32) -> F32:
+    """max(1, 1 / (usual weight · (times + 1))), into `out`."""
+    np.add(times, np.float32(1.0), out=out)
+    np.multiply(out, np.float32(usual_weight), out=out)
+    np.reciprocal(out, out=out)
+    return np.maximum(out, np.float32(1.0), out=out)
+
+
+def _same(ages: Ages | None, what: tuple[str, int, int] | None, times: F32) -> float | None:
+    """The one count that all of `times` have; None when they differ, or are not remembered."""
+    return None if ages is None or what is None else ages.same(what, times)
 
 
 def _placed_in(at: slice, phase: Array) -> tuple[str, int, int] | None:
@@ -215,6 +257,11 @@ def _reached(ages: Ages | None, what: tuple[str, int, int] | None, times: F32, n
     if ages is not None and what is not None:
         return ages.reached(what, times, number)
     return not times.size or float(times.min()) >= number
+
+
+def per_row(values: F32) -> F32:
+    """A value of each row as a column, or the one that all have: a factor that is one number costs a third of a column of them."""
+    return values[:1] if len(values) and values.min() == values.max() else values[:, None]
 
 
 def _known(values: F32) -> F32:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.state import Array
+from detectors.threshold.places import per_row
 
 SLACK = 0.5
 """Drift of the walk in spreads per tick: half the smallest shift that is worth finding soon."""
@@ -56,7 +57,7 @@ class Shifts(msgspec.Struct):
         np.maximum(up, down, out=out)
         np.minimum(out, np.multiply(mean, _WINSOR, out=scratch), out=scratch)
         np.subtract(scratch, mean, out=scratch)
-        np.multiply(scratch, np.maximum(_GAIN, 1.0 / (age + _YOUNG_TICKS))[:, None], out=scratch)
+        np.multiply(scratch, per_row(np.maximum(_GAIN, 1.0 / (age + _YOUNG_TICKS))), out=scratch)
         np.add(mean, scratch, out=mean)
         np.maximum(mean, np.float32(_LEAST_MEAN), out=mean)
         return out

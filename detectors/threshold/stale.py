@@ -91,15 +91,17 @@ class _Watch:
             self.roster.entities, self.roster.metrics, self.roster.absent, self.still, self.cases, self.ticks
         )
 
-    def place(self, matrix: FamilyMatrix) -> F32:
+    def place(self, matrix: FamilyMatrix) -> tuple[F32, slice]:
+        """The tick's measurements, and the rows of them that are due and filled in."""
         gone = self.roster.overdue()
         if gone.any():
             self.roster.keep(~gone)
             self.still = self.still.kept(~gone)
-        grid = self.roster.place(matrix)
-        if self.still.last.shape != grid.shape:
-            self.still = self.still.grown(*grid.shape)
-        return grid
+        shape = self.roster.seat(matrix)
+        if self.still.last.shape != shape:
+            self.still = self.still.grown(*shape)
+        due = self.still.due(self.ticks)
+        return self.roster.grid(matrix, due), due
 
     def series(self, row: int, column: int) -> tuple[str, str, str]:
         return (*self.roster.entities[row], self.roster.metrics[column])
@@ -152,8 +154,7 @@ class StaleSeriesDetector(Detector):
         watch = self._watches.get(matrix.family)
         if watch is None:
             watch = self._watches[matrix.family] = _Watch(matrix.family)
-        grid = watch.place(matrix)
-        due = watch.still.due(watch.ticks)
+        grid, due = watch.place(matrix)
         watch.ticks += 1
         broken = watch.still.step(grid, self.settings.risk, due)
         verdicts = self._ends(tick, watch, matrix.family, due, broken, topology)

@@ -174,7 +174,9 @@ class Stillness(msgspec.Struct):
 
         `times` says how often a series was in a run in so many `looks`, `runs` how many runs that were.
         """
-        row, column = np.divmod(np.flatnonzero(run[due] >= _LEAST_RUN), run.shape[1])
+        # a series that was in its run whenever it was looked at has no other usual: no run of it means anything
+        now = run[due]
+        row, column = np.divmod(np.flatnonzero((now >= _LEAST_RUN) & (now < looks[due])), run.shape[1])
         row += due.start
         length = run[row, column]
         before = np.maximum(times[row, column] - length, 0.0)

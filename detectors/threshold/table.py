@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from detectors.base import F32, FamilyMatrix
 from detectors.state import Array
-from detectors.threshold.lines import Lines, LineSettings, LinesState
+from detectors.threshold.lines import Lines, LineSettings, LinesState, row_blocks
 from detectors.threshold.peers import Groups, common, drifts_shared
 from detectors.threshold.places import PHASES
 
@@ -23,6 +24,8 @@ _LOADS = frozenset({"cpu_busy_ratio", "cpu_user_ratio", "cpu_system_ratio", "loa
                     "context_switches_per_s"})  # fmt: skip
 """Are themselves the load, so the load cannot explain them."""
 _FORGET_ENTITY_TICKS = 600
+_BLOCK_SERIES = 65_536
+"""Series that are brought to the scale they are compared on at a time: they stay in the cache meanwhile."""
 _LOG_SUFFIXES = ("_per_s", "_bytes", "_ms", "_count")
 _LOG_FLOOR, _RATIO_FLOOR, _FLOOR, _RELATIVE_FLOOR = 0.12, 0.012, 1e-6, 0.02
 
@@ -55,23 +58,35 @@ class Roster:
         self.absent, self._seen = self.absent[rows], None
         self.changes += 1
 
+    def seat(self, matrix: FamilyMatrix) -> tuple[int, int]:
+        """Give the matrix's entities rows and its metrics columns, new ones at the end; how many there are of both."""
+        self.metrics += [metric for metric in _measured(matrix) if metric not in self.metrics]
+        self._rows(matrix.entities)
+        return len(self.entities), len(self.metrics)
+
     def place(self, matrix: FamilyMatrix) -> F32:
         """The matrix's measurements in the roster's rows and columns, new ones added; NaN where it has none."""
-        metrics = [metric for metric in matrix.metrics if metric not in STATES and metric not in matrix.states]
-        self.metrics += [metric for metric in metrics if metric not in self.metrics]
-        rows = self._rows(matrix.entities)
+        self.seat(matrix)
+        return self.grid(matrix)
+
+    def grid(self, matrix: FamilyMatrix, due: slice | None = None) -> F32:
+        """The measurements of the matrix that was seated last. With `due` only these rows are filled in, the others hold anything."""
+        metrics, rows = _measured(matrix), self._seats()
+        source = [matrix.metrics.index(metric) for metric in metrics]
         whole = len(rows) == len(self.entities) and bool((rows == np.arange(len(rows))).all())
         if whole and metrics == self.metrics:
-            if len(metrics) == len(matrix.metrics):
-                return matrix.values
-            # not by an index list: that gives columns that lie one after the other
-            return np.take(matrix.values, [matrix.metrics.index(metric) for metric in metrics], axis=1)
+            return matrix.values if len(metrics) == len(matrix.metrics) else _some_columns(matrix.values, source, due)
         grid = np.full((len(self.entities), len(self.metrics)), np.nan, np.float32)
         columns = np.array([self.metrics.index(metric) for metric in metrics], dtype=np.int64)
-        grid[np.ix_(rows, columns)] = matrix.values[:, [matrix.metrics.index(metric) for metric in metrics]]
+        grid[np.ix_(rows, columns)] = matrix.values[:, source]
         return grid
 
-    def _rows(self, entities: tuple[tuple[str, str], ...]) -> NDArray[np.int64]:
+    def _seats(self) -> NDArray[np.int64]:
+        """Rows of the entities seated last."""
+        assert self._seen is not None, "a matrix is seated before it is placed"
+        return self._seen[1]
+
+    def _rows(self, entities: tuple[tuple[str, str], ...]) -> None:
         if self._seen is None or (self._seen[0] is not entities and self._seen[0] != entities):
             new = sorted(entity for entity in entities if entity not in self._row)
             if new:
@@ -82,7 +97,20 @@ class Roster:
             self._seen = entities, np.array([self._row[entity] for entity in entities], dtype=np.int64)
         self.absent += 1
         self.absent[self._seen[1]] = 0
-        return self._seen[1]
+
+
+def _measured(matrix: FamilyMatrix) -> list[str]:
+    return [metric for metric in matrix.metrics if metric not in STATES and metric not in matrix.states]
+
+
+def _some_columns(values: F32, columns: Sequence[int], due: slice | None) -> F32:
+    """These columns (in the order they have) of all rows, or of rows `due` only: whole runs of neighbours at a time, for an index list
+    takes value after value."""
+    at, out = due or slice(None), np.empty((len(values), len(columns)), np.float32)
+    starts = [i for i, column in enumerate(columns) if i == 0 or column != columns[i - 1] + 1]
+    for first, last in pairwise([*starts, len(columns)]):
+        out[at, first:last] = values[at, columns[first] : columns[first] + last - first]
+    return out
 
 
 @dataclass(frozen=True)
@@ -172,11 +200,11 @@ class Table:
         if gone.any():
             self.roster.keep(~gone)
             self.lines.keep(~gone)
-        grid = self.roster.place(matrix)
-        if self.lines.shape != grid.shape:
-            self.lines.grow(*grid.shape)
+        shape = self.roster.seat(matrix)
+        if self.lines.shape != shape:
+            self.lines.grow(*shape)
             self._describe()
-        return grid
+        return self.roster.grid(matrix)
 
     def _describe(self) -> None:
         metrics = self.roster.metrics
@@ -192,12 +220,14 @@ class Table:
             return grid
         if self._compared.shape != grid.shape:
             self._compared = np.empty(grid.shape, np.float32)
-        out = np.abs(grid, out=self._compared)
-        # all columns and then some of them back: gathering and scattering those meant costs more
-        np.log(np.add(out, np.float32(1.0), out=out), out=out)
-        np.copysign(out, grid, out=out)
-        np.copyto(out, grid, where=self._plain)
-        return out
+        for at in row_blocks(grid.shape[0], grid.shape[1], _BLOCK_SERIES):
+            own = grid[at]
+            out = np.abs(own, out=self._compared[at])
+            # all columns and then some of them back: gathering and scattering those meant costs more
+            np.log(np.add(out, np.float32(1.0), out=out), out=out)
+            np.copysign(out, own, out=out)
+            np.copyto(out, own, where=self._plain)
+        return self._compared
 
     def per_row(self, of_node: PerNode, default: float) -> F32:
         """A value of each row's node."""

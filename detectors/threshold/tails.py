@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.state import Array
+from detectors.threshold.places import per_row
 
 SHARE = 0.02
 """Share of points on either side of a series that lie beyond its tail's threshold (SPOT's 98 % quantile)."""
@@ -110,7 +111,7 @@ class Tails(msgspec.Struct):
 
     def sink(self, at: slice, age: F32, known: F32 | None) -> None:
         """Let the levels of rows `at` fall as they do when nothing is beyond them; `age` in ticks per row, `known` 0 or 1 per series."""
-        decay = (1.0 - gain_at(age) * np.float32(SHARE))[:, None]
+        decay = per_row(1.0 - gain_at(age) * np.float32(SHARE))
         for level in (self.level[0, at], self.level[1, at]):
             np.multiply(level, decay if known is None else 1.0 - (1.0 - decay) * known, out=level)
             np.maximum(level, np.float32(LEAST_LEVEL), out=level)
@@ -118,33 +119,43 @@ class Tails(msgspec.Struct):
     def score(self, side: Array, row: Array, column: Array, height: Array) -> Array:
         """−log10 of the probability of a point as far out as `height` (spreads, at or above the level), both sides counted."""
         scale, shape = self.law(side, row, column)
-        excess = np.maximum(height - self.level[side, row, column], 0.0)
+        excess = np.maximum(height - self.levels(side, row, column), 0.0)
         return np.asarray(-np.log10(2.0 * SHARE) - survival(excess, scale, shape))
 
     def height(self, side: Array, row: Array, column: Array, risk: float) -> Array:
         """How far out (spreads) a point of the given risk lies; the line."""
         scale, shape = self.law(side, row, column)
         return np.asarray(
-            self.level[side, row, column] + excess_at(min(np.log10(risk / (2.0 * SHARE)), 0.0), scale, shape)
+            self.levels(side, row, column) + excess_at(min(np.log10(risk / (2.0 * SHARE)), 0.0), scale, shape)
         )
+
+    def levels(self, side: Array, row: Array, column: Array) -> Array:
+        """The tracked quantiles of single series."""
+        return np.asarray(self.level.reshape(-1).take(self._flat(side, row, column)))
+
+    def _flat(self, side: Array, row: Array, column: Array) -> Array:
+        """Numbers of single series and sides in the flattened arrays: one index is several times as quick as three."""
+        _, rows, columns = self.level.shape
+        return np.asarray((side * rows + row) * columns + column)
 
     def law(self, side: Array, row: Array, column: Array) -> tuple[Array, Array]:
         """Scale and shape in use: the series' own, drawn towards those of its column while it has few excesses."""
-        fits = self.fits[side, row, column]
-        pool1, pool2 = self.pooled[0, side, column], self.pooled[1, side, column]
-        own1, own2 = self.l1[side, row, column], self.l2[side, row, column]
+        at, column = self._flat(side, row, column), side * self.pooled.shape[2] + column
+        fits, own1, own2 = (array.reshape(-1).take(at) for array in (self.fits, self.l1, self.l2))
+        pool1, pool2, batches = (pooled.reshape(-1).take(column) for pooled in self.pooled)
         l1 = (fits * own1 + _PRIOR_BATCHES * pool1) / (fits + _PRIOR_BATCHES)
-        young = (fits == 0) & (self.pooled[2, side, column] <= _YOUNG_POOL)
+        young = (fits == 0) & (batches <= _YOUNG_POOL)
         assumed = np.where(young, _YOUNG_RATIO, pool2 / pool1)
         ratio = (fits * own2 / np.maximum(own1, 1e-9) + _RATIO_BATCHES * assumed) / (fits + _RATIO_BATCHES)
         return pareto_of(l1, ratio * l1)
 
     def add(self, side: Array, row: Array, column: Array, excess: Array, age: F32) -> None:
         """Take excesses in (each series and side at most once a call), raise their levels, refit the series whose batch is full."""
-        self.level[side, row, column] *= 1.0 + gain_at(age)
-        slot = self.filled[side, row, column]
-        self.batch[side, row, column, slot] = excess
-        self.filled[side, row, column] = slot + np.uint8(1)
+        at, level, filled = self._flat(side, row, column), self.level.reshape(-1), self.filled.reshape(-1)
+        level[at] = level.take(at) * (1.0 + gain_at(age))
+        slot = filled.take(at)
+        self.batch.reshape(-1)[at * BATCH + slot] = excess
+        filled[at] = slot + np.uint8(1)
         full = np.flatnonzero(slot == BATCH - 1)
         if len(full):
             self._fit(side[full], row[full], column[full])
