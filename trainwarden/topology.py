@@ -137,9 +137,11 @@ class Topology:
         for rank, place in ranks.items():
             if layout.ranks.get(rank, place)[0] != place[0]:
                 return f"job {name} attempt {event.attempt}: rank {rank} is claimed by {layout.ranks[rank][0]} and by {place[0]}"
-        attributes, merged = _parallel_attributes(event, layout), {**layout.ranks, **ranks}
-        if merged != layout.ranks or attributes != layout.attributes:  # else it is seen to be the same
-            self._jobs[name] = JobLayout(name, event.attempt, merged, attributes)
+        attributes = _parallel_attributes(event, layout)
+        # each node says again where its ranks are: a job of thousands is not copied, and keeps its identity, while nothing is new
+        news = {rank: place for rank, place in ranks.items() if layout.ranks.get(rank) != place}
+        if news or attributes != layout.attributes:
+            self._jobs[name] = JobLayout(name, event.attempt, {**layout.ranks, **news}, attributes)
         return None
 
 
