@@ -294,19 +294,56 @@ class MeshLinkDetector(Detector):
         }
         felt = any(pace.ratio() >= settings.suffering_ratio for pace in self._state.paces.values())
         felt = felt or (bool(self._state.surges.surging(MARKED)) and self._is_measurable())
-        if raised.sum() < _LEAST_WAYS:
-            return
-        enough = raised.sum() > _LEAST_WAYS
-        found = blame(self._passed(frame.topology), raised, known, weak=True) if enough else Explanation()
+        only, found = None if felt else said, Explanation()
+        if raised.sum() > _LEAST_WAYS:
+            found = blame(self._passed(frame.topology), raised, known, weak=True)
         if not found.fabric:
-            self._support_subnets(found, raised, typical, tick, frame, None if felt else said)
-        if puzzling and not (found.fabric or found.leaves or found.rails):
-            plain = strong | pairs.slow(
-                typical, settings.warm_ticks, settings.subnet_sure_factor, settings.subnet_floor_ms
+            self._support_subnets(found, raised, typical, tick, frame, only)
+        if puzzling and raised.sum() >= 2 and not (found.fabric or found.leaves or found.rails):
+            self._suspect_few(tick, frame, typical, strong, known, only)
+
+    def _suspect_few(
+        self, tick: AlignedTick, frame: Frame, typical: Array, strong: Array, known: Array, only: set[str] | None
+    ) -> None:
+        """Plain signs that neither a node nor a whole shared part explains: some ways through a part, or one port."""
+        settings, pairs = self.settings, self._state.pairs
+        plain = strong | pairs.slow(typical, settings.warm_ticks, settings.subnet_sure_factor, settings.subnet_floor_ms)
+        if plain.sum() >= _LEAST_WAYS:
+            ways = blame_ways(self._passed(frame.topology), plain, known)
+            self._support_subnets(ways, plain, typical, tick, frame, only)
+        self._suspect_single_ports(tick, frame, typical, plain, known)
+
+    def _suspect_single_ports(
+        self, tick: AlignedTick, frame: Frame, typical: Array, plain: Array, known: Array
+    ) -> None:
+        """One port of several whose probes take a multiple of their usual time, too short to hurt by itself, while its job is measurably
+        slower: where a round trip takes 40 us nothing waits for a millisecond. It is told, and nobody is taken away for it."""  # fmt: skip
+        told = {o.place for o in self._state.opinions.values() if o.kind == "link_slow" and o.said_ns}
+        if not plain.any() or not (told or self._is_measurable()):
+            return
+        found = blame(self._passed(frame.topology), plain, known)
+        if found.fabric or found.leaves or found.rails:
+            return
+        first_ns = tick.at_ns - self.settings.window_ticks // 2 * NS_PER_S
+        for node, rail in found.rails_of.items():
+            if self._state.absent.get(node, 0) or not (f"node|{node}" in told or self._is_slower(node, frame.topology)):
+                continue
+            mine = plain & self._ends_at(node)
+            value, usual = float(np.median(typical[mine])), float(np.median(np.exp(self._state.pairs.log_base[mine])))
+            why = (
+                f"probes over rail {rail} take {value:.2f} ms (usual {usual:.2f} ms), those over its other rails do not"
             )
-            if plain.sum() >= _LEAST_WAYS:
-                ways = blame_ways(self._passed(frame.topology), plain, known)
-                self._support_subnets(ways, plain, typical, tick, frame, None if felt else said)
+            self._support("link_slow", f"node|{node}", first_ns, tick.at_ns, value, why, mild=True)
+
+    def _is_slower(self, node: str, topology: Topology) -> bool:
+        """Whether the node's job goes measurably slower; it gets used to that, so what was said stands without."""
+        layout = topology.job_of(node)
+        pace = self._state.paces.get(layout.job) if layout is not None else None
+        return pace is not None and pace.deviations() >= self.settings.marked_deviations
+
+    def _ends_at(self, node: str) -> Array:
+        """Probes from and to a node."""
+        return np.array([node in key for key in self._state.pairs.keys], dtype=np.bool_)
 
     def _is_measurable(self) -> bool:
         """Whether some job goes slower, by however little, than its usual scatter explains."""
@@ -321,14 +358,15 @@ class MeshLinkDetector(Detector):
         return np.asarray(np.array([node in marked for node in parts.nodes], dtype=np.bool_)[parts.ends].all(axis=1))
 
     def _through_blamed(self, topology: Topology) -> Array:
-        """Probes through a shared part that is under suspicion: what is usual there is not learnt now."""
-        places = [place.partition("|") for place in self._state.opinions]
+        """Probes through a shared part, or of a node's link, under suspicion: what is usual there is not learnt now."""
+        places = [o.place.partition("|") for o in self._state.opinions.values()]
         names = {name for kind, _, name in places if kind in _SUBNET}
-        if not names:
+        nodes = {name for kind, _, name in places if kind == "node"}
+        if not names and not nodes:
             return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
-        parts = self._passed(topology)
+        parts, own = self._passed(topology), nodes.__contains__
         mine = np.array([name in names for name in parts.names], dtype=np.bool_)
-        mine[: len(parts.nodes)] = False
+        mine[: len(parts.nodes)] = [own(node) for node in parts.nodes]
         return np.asarray(((parts.through >= 0) & mine[parts.through]).any(axis=1))
 
     def _support_found(

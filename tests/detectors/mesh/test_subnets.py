@@ -12,7 +12,7 @@ from detectors.base import AlignedTick, FamilyMatrix, Frame
 from detectors.mesh.links import MeshLinkDetector
 from detectors.synthetic import Scene, SyntheticCluster
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import EntityKind, StepReport, StepRow, TopologyEvent, Verdict
+from trainwarden.records import EntityKind, Reach, StepReport, StepRow, TopologyEvent, Verdict
 from trainwarden.topology import Topology
 
 START_NS = 1_700_000_000 * NS_PER_S
@@ -142,6 +142,18 @@ def test_a_congested_leaf_whose_queues_come_and_go_is_named_and_none_of_its_node
         return 2.0 * rng.exponential() if through and rng.random() < 0.6 else 0.0
 
     assert spoken(said(extra)) == [("subnet_slow", "leaf", "leaf3")]
+
+
+@pytest.mark.parametrize(("slow_ms", "expected"), [(260.0, [("link_slow", "node", "n25")]), (200.0, [])])
+def test_one_port_that_is_a_little_slow_is_told_while_its_job_is_slower(
+    slow_ms: float, expected: list[tuple[str, str, str]]
+) -> None:
+    def extra(now: int, a: int, b: int, rail: int) -> float:
+        return 0.5 if now >= 30 and rail == 1 and 25 in (a, b) else 0.0
+
+    verdicts = said(extra, slow_ms)
+    assert spoken(verdicts) == expected
+    assert all(v.reach is Reach.NOTIFY and "over rail 1" in v.text for v in verdicts)
 
 
 def test_a_slow_node_below_a_leaf_stays_a_node_and_two_stay_two() -> None:
