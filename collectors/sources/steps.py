@@ -216,7 +216,8 @@ class StepsSource(Source):
             phase = "train" if datagram.phase == "checkpoint" else datagram.phase
             known |= {"last_step": datagram.step, "phase": phase, "seen_monotonic_ns": now_ns}
         if datagram.t == "phase":
-            known["phase"] = datagram.phase  # an evaluation or a save begins or ends: no step for a while, and that is no hang
+            # an evaluation or a save begins or ends: no step will come for a while, and that is no hang
+            known["phase"] = datagram.phase
         if self.context.ranks.seen(datagram.job, datagram.generation, datagram.rank, **known):
             self.context.outlet.topology_changed()
 
