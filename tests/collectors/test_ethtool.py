@@ -227,10 +227,12 @@ def test_a_sick_port_keeps_its_thread_and_the_others_are_read(tmp_path: Path) ->
         driver(interface, request)
 
     board, source = built(tmp_path, driver, ports=("ens1", "ens2", "ens3"))
+    threads = threading.active_count()
     source.ask = ask
     later(board, source, 1.0)
-    threads = threading.active_count()
-    for second in range(1, 5):
+    source._ports._wait_s = source._modules._wait_s = 60.0  # from now on nobody waits for the one that hangs
+    later(board, source, 1.0)
+    for second in range(1, 4):
         driver.statistics = mlx5(second)
         sample = later(board, source, 1.0)
         assert sample.blocks[0].devices == ("ens1", "ens3")
@@ -238,7 +240,7 @@ def test_a_sick_port_keeps_its_thread_and_the_others_are_read(tmp_path: Path) ->
         assert row["rx_discards_per_s"] == pytest.approx(5)
         assert row["module_temp_c"] == pytest.approx(47)
         assert {gap.reason.rpartition(":")[2] for gap in sample.gaps} == {"ens2"}
-    assert threading.active_count() <= threads
+    assert until(lambda: threading.active_count() <= threads + 2)  # the two that hang, of either kind of question
     held.set()
     assert until(lambda: later(board, source, 1.0).gaps == ())
     assert later(board, source, 1.0).blocks[0].devices == ("ens1", "ens2", "ens3")
