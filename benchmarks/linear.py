@@ -103,7 +103,7 @@ def measure(nodes: int, warm: int, ticks: int) -> dict[str, Any]:
     timed = rows[warm:]
     means = {part: round(statistics.fmean(row[part] for row in timed), 3) for part in (*PARTS, "messages")}
     spent = {name: round((ms - before[name]) / ticks, 3) for name, ms in worker.detectors_ms().items()}
-    return {"nodes": nodes, **means, "total": round(sum(means[part] for part in PARTS), 3), "detectors": spent}
+    return {"nodes": nodes, **means, "total": round(sum(means[part] for part in PARTS), 3), "detectors_wall_ms": spent}
 
 
 def exponent(rows: list[dict[str, Any]], part: str) -> float:
