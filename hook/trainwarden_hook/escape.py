@@ -294,6 +294,9 @@ class Escape:
             self.counters["failed_moves"] += 1
             return False
         self.paths[place].current = move.target
+        if move.cause == "no_carrier":
+            # what was sent in between waits for the peer's address on the dead rail, and TCP repeats nothing that it still holds
+            self._mover.ask_again(self._peers[place], move.source)
         if move.cause:
             self._to_cut.append((place, move.source))
         return True
