@@ -84,7 +84,7 @@ class ThresholdDetector(Detector):
     """Says `threshold` of single series."""
 
     name = "dynamic_threshold"
-    version = 3
+    version = 4
     kinds = ("threshold",)
     Settings = ThresholdSettings
     settings: ThresholdSettings
@@ -146,7 +146,7 @@ class ThresholdDetector(Detector):
         load, phase = table.per_row(loads, np.nan), table.per_row(phases, 0.0).astype(np.int64)
         common = table.common(compared, load, phase, jobs)
         readings = table.lines.step(compared, load, phase, common)
-        shifts = table.news_of(readings.shifts, jobs) if len(readings.shifts) else readings.shifts
+        shifts = table.news_of(readings.shifts, compared, phase, jobs) if len(readings.shifts) else readings.shifts
         look = _Look(tick, table, raw, load, phase, readings, topology, shifts)
         self._keep_excerpts(look)
         return [*self._starts(look), *self._ends(look), *self._shifts(look)]

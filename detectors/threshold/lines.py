@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from detectors.state import Array, decode_state, encode_state
 from detectors.threshold.places import CLIP, Ages, Places
-from detectors.threshold.shifts import Shifts
+from detectors.threshold.shifts import SLACK, Shifts
 from detectors.threshold.tails import SHARE, Tails
 
 F32 = NDArray[np.float32]
@@ -233,6 +233,20 @@ class Lines:
     def shift_line(self, rows: Array, column: int) -> F32:
         """The walks at which series of a column count as shifted."""
         return np.asarray(self.state.shifts.mean[rows, column] * np.float32(-np.log(_SHIFT_RISK * self.settings.risk)))
+
+    def apart_without_load(self, pairs: NDArray[np.int64], values: F32, phase: Array) -> NDArray[np.bool_]:
+        """Which of these shifts, (row, column), lie to their side of the place itself, whatever the load: it may excuse, never accuse.
+
+        A slope that was learnt while jobs ran and rested says that a series must move with its node's load; when something else takes the
+        processor it need not, and has not shifted. `values` are all of the tick, `phase` is per row.
+        """
+        row, column = pairs[:, 0], pairs[:, 1]
+        _, below = self.state.shifts.score_of(row, column)
+        places = self.state.places
+        place = places.place[row, np.clip(phase[row], 0, places.place.shape[1] - 1), column]
+        least = np.maximum(places.size[row, column] * self._relative[column], self._floor[column])
+        away = (values[row, column] - place) / np.maximum(least, places.spread[row, column])
+        return np.asarray(~(np.where(below, -away, away) <= SLACK))
 
     def keep_silent(self, pairs: NDArray[np.int64]) -> None:
         """Say that these shifts, (row, column), need not be said, nor that they are over."""

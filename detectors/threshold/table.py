@@ -248,12 +248,15 @@ class Table:
             self.lines, compared, load, phase, self._peers.of(self.roster.entities, self.roster.changes, jobs)
         )
 
-    def news_of(self, shifts: NDArray[np.int64], jobs: dict[str, str]) -> NDArray[np.int64]:
-        """Those of these (row, column) shifts that are not the job's doing; the others are not asked about again."""
+    def news_of(
+        self, shifts: NDArray[np.int64], compared: F32, phase: Array, jobs: dict[str, str]
+    ) -> NDArray[np.int64]:
+        """Those of these (row, column) shifts that are neither the job's nor the load's doing; the others are not asked about again."""
         groups = self._peers.of(self.roster.entities, self.roster.changes, jobs)
         shared = drifts_shared(self.lines, shifts, groups, self._peers.numbers(len(self.roster.entities)))
-        self.lines.keep_silent(shifts[shared])
-        return np.asarray(shifts[~shared])
+        excused = shared | ~self.lines.apart_without_load(shifts, compared, phase)
+        self.lines.keep_silent(shifts[excused])
+        return np.asarray(shifts[~excused])
 
     def raw(self, column: int, value: float) -> float:
         """A compared value in the unit of its metric."""

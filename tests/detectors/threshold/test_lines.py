@@ -251,3 +251,13 @@ def test_what_peers_do_too_is_not_out() -> None:
     for row in values[:-1]:
         lines.step(row.reshape(3, 1), common=np.zeros((3, 1), np.float32))
     assert not len(lines.step(values[-1].reshape(3, 1), common=np.full((3, 1), 30.0, np.float32)).beyond.row)
+
+
+def test_load_may_excuse_a_shift_and_never_accuses() -> None:
+    lines = Lines(3, 1, SHORT, floor=0.01)
+    for tick in range(40):
+        lines.step(np.array([[1.0], [1.0], [1.0]], np.float32) + np.float32(0.01 * (tick % 3)))
+    pairs = np.array([[0, 0], [1, 0], [2, 0]])
+    lines.state.shifts.walk[1, :, 0] = 50.0
+    now = np.array([[1.01], [0.5], [np.nan]], np.float32)
+    assert lines.apart_without_load(pairs, now, np.zeros(3, np.int64)).tolist() == [False, True, True]
