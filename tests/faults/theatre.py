@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
 
-from trainwarden import topics
+from trainwarden import topics, vitals
 from trainwarden.bus import Message, connect
 from trainwarden.demo.cluster import Cluster, Layout
 from trainwarden.demo.faults.base import registry
@@ -31,6 +31,7 @@ T = TypeVar("T")
 SEEDS = int(os.environ.get("TRAINWARDEN_FAULT_SEEDS", "0"))
 """Number of random kills, 0 in `make test`; from 1 on every moment is tried, not only the worst."""
 ROOT = Path(__file__).parents[2]
+OWN_HEALTH = frozenset(vitals.KINDS)
 LIMIT_S = 150.0
 """A failure, not an expectation: a loaded machine takes its time."""
 
@@ -199,9 +200,11 @@ class Theatre:
         return next(iter(self.incidents_since(hurt)), None)
 
     def incidents_since(self, hurt: Hurt) -> list[Incident]:
-        """What was opened after it; by its own time, too, for topics are read with a delay."""
+        """What was opened after it, by its own time, too, for topics are read with a delay. That a part of Trainwarden is behind is no
+        fault of a node."""
         loud = self.observed.loud_incidents()
-        return [i for i in loud if i.timeline.verdict_at_ns >= hurt.at_ns and i.incident_id not in hurt.known]
+        new = [i for i in loud if i.timeline.verdict_at_ns >= hurt.at_ns and i.incident_id not in hurt.known]
+        return [i for i in new if i.kind not in OWN_HEALTH]
 
     def healed(self, hurt: Hurt) -> Incident:
         """Wait for healing, and check that it was the right one, done once."""
