@@ -277,9 +277,12 @@ class ActionService:
             self._bury(message, f"a {type(record).__name__} on {message.topic}")
 
     def _take_incident(self, incident: Incident, message: Message) -> None:
-        if not incident.incident_id or not incident.job or incident.attempt < 0:
-            self._bury(message, f"incident {incident.incident_id!r} of job {incident.job!r}: both must have a name")
-        elif self.desk.learn(incident):
+        if not incident.incident_id or incident.attempt < 0:
+            self._bury(
+                message,
+                f"incident {incident.incident_id!r}, attempt {incident.attempt}: it must have a name and an attempt from 0 on",
+            )
+        elif incident.job and self.desk.learn(incident):  # of no job: on-call is told, nothing can be done to a job
             self._pending[incident.incident_id] = (incident, message)
 
     def _take_topology(self, event: TopologyEvent, message: Message) -> None:

@@ -135,6 +135,7 @@ def test_malformed_and_foreign_records_are_dead_letters_and_the_service_goes_on(
     rig4.report(incident_id="", kind="rank_killed")
     rig4.report(incident_id="i8", remedy=("explode",))
     rig4.report(incident_id="i9", culprits=(Entity(EntityKind.LEAF, "l1"),))
+    rig4.report(incident_id="own", job="", kind="pipeline_late", reach=Reach.NOTIFY)
     rig4.report(kind="rank_killed")
     assert rig4.end().status is ActionStatus.VERIFIED
     wait_for("seven dead letters", lambda: len(rig4.read_dead()) >= 7)
