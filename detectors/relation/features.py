@@ -7,7 +7,7 @@ the nodes of this job usually do.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -82,6 +82,7 @@ class Past(msgspec.Struct):
 
     def advance(self, seen: Round, frozen: Bools, frozen_ports: Bools | None = None) -> Innovations:
         """Compare a round with the past, then learn from it, except at the nodes in `frozen` and the ports in `frozen_ports`."""
+        seen = self._with_known_devices(seen)
         if (
             self.node.shape[1] != seen.node.shape[1]
             or self.gpu.shape != seen.gpu.shape
@@ -93,13 +94,23 @@ class Past(msgspec.Struct):
         weight = max(LEARNING, 1.0 / (self.rounds + 1))
         away = values - self.node
         scaled = np.clip(away / self.scale[:, None], -LIMIT, LIMIT).astype(np.float32)
-        held = np.zeros(seen.port.shape[1:], dtype=np.bool_) if frozen_ports is None else frozen_ports
+        known = frozen_ports is not None and frozen_ports.shape == seen.port.shape[1:]
+        held = frozen_ports if frozen_ports is not None and known else np.zeros(seen.port.shape[1:], dtype=np.bool_)
         ports = self._ports(seen.port, held, weight)
         lags = self.before.copy()
         self._learn(values, away, frozen, weight)
         self.before = np.stack([np.nan_to_num(scaled), self.before[0]])
         self.rounds += 1
         return Innovations(scaled, lags, ports, self.rounds > WARM_ROUNDS)
+
+    def _with_known_devices(self, seen: Round) -> Round:
+        """A round in which nobody spoke of GPUs, or of ports, says nothing of them: what is known of them is not forgotten for that."""
+        gpu, port = seen.gpu, seen.port
+        if not gpu.shape[1] and len(self.gpu) == len(gpu):
+            gpu = np.full(self.gpu.shape, np.nan, dtype=np.float32)
+        if not port.shape[2] and self.port.shape[:2] == port.shape[:2]:
+            port = np.full(self.port.shape, np.nan, dtype=np.float32)
+        return replace(seen, gpu=gpu, port=port)
 
     def kept(self, places: list[int]) -> Past:
         """The same knowledge for other nodes: `places[i]` is the old number of new node i, -1 for a newcomer."""

@@ -39,7 +39,7 @@ class Gathered(msgspec.Struct):
         self.steps = [*self.steps, step.values[[LOCAL, DATA, DURATION]]][-MOST_STEPS:]
 
     def put_tick(self, node: F32, gpu: F32, port: F32) -> None:
-        """Take a tick's channels in; what was gathered of other devices is dropped."""
+        """Take a tick's channels in; what was gathered of other devices is dropped, a tick that knows of none says nothing of them."""
         self.node, self.gpu, self.port = _added(self.node, node), _added(self.gpu, gpu), _added(self.port, port)
 
     def close(self, at_ns: int, rank_node: Ints, nodes: int) -> Round:
@@ -176,6 +176,8 @@ def _only(values: F32) -> F32:
 
 def _added(sums: Array, values: F32) -> Array:
     fresh = np.stack([np.nan_to_num(values), np.isfinite(values)]).astype(np.float64)
+    if not fresh.size and sums.shape[:-1] == fresh.shape[:-1]:
+        return sums
     return sums + fresh if sums.shape == fresh.shape else fresh
 
 

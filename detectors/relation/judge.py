@@ -140,9 +140,8 @@ class Judge(msgspec.Struct):
         node = of_some_effect(node, self.sums.effect)
         if related is not None and related.graph.described and "dp" in related.groups and self.sums.node:
             node[LOCAL, apart(self.past.node[LOCAL], related.groups["dp"])] = CAP
-        port = stronger(
-            [part.reshape(len(part), -1) for part in self.sums.port], calibration.port, calibration, count * rails
-        )
+        same = [part.reshape(len(part), -1) for part in self.sums.port if part.shape[1:] == (count, rails)]
+        port = stronger(same, calibration.port, calibration, count * rails)
         return Evidence(node, port.reshape(len(port), count, rails))
 
 

@@ -145,3 +145,30 @@ def test_who_was_slow_from_the_beginning_stands_apart_and_unequal_peers_do_not()
     peers = Groups.of(np.repeat([0, 1], 6))
     local = np.log(np.array([1.0, 1.01, 0.99, 1.0, 2.35, 1.0, 1.0, 1.3, 0.8, 1.5, 1.1, 0.9])).astype(np.float32)
     assert np.flatnonzero(apart(local, peers)).tolist() == [4]
+
+
+def test_a_round_in_which_nobody_speaks_of_ports_and_gpus_forgets_nothing() -> None:
+    """The end of a recording, or exporters that restart: nodes are heard, their devices are not, and some ports are being watched."""
+    stream, past, nobody = np.random.default_rng(0), Past(), np.zeros(NODES, dtype=np.bool_)
+    for _ in range(30):
+        past.advance(noisy(stream), nobody)
+    before = past.port.copy()
+    whole = noisy(stream)
+    bare = replace(whole, gpu=whole.gpu[:, :0], port=whole.port[:, :, :0])
+    watched = np.zeros((NODES, 4), dtype=np.bool_)
+    for _ in range(3):
+        found = past.advance(bare, nobody, watched)
+    assert found.warm
+    assert found.port.shape[1:] == whole.port.shape[1:]
+    assert np.isfinite(past.port_scale).all()
+    assert past.port == pytest.approx(before)
+    more = replace(whole, port=np.zeros((5, NODES, 6), dtype=np.float32))
+    assert not past.advance(more, nobody, watched).warm, "other devices are another past"
+
+
+def test_a_tick_without_devices_drops_nothing_that_was_gathered() -> None:
+    gathered, whole = Gathered(), seen(np.zeros(NODES), port=2.0)
+    gathered.put_tick(whole.node, whole.gpu, whole.port)
+    gathered.put_tick(whole.node, whole.gpu[:, :0], whole.port[:, :, :0])
+    made = gathered.close(1, np.arange(NODES), NODES)
+    assert made.port == pytest.approx(whole.port)
