@@ -12,6 +12,7 @@ from trainwarden.embedded.kafka import ApacheKafka
 from trainwarden.records import Incident
 
 
+@pytest.mark.faults
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.timeout(600)
