@@ -22,6 +22,15 @@ from trainwarden.records import Entity, EntityKind, IncidentStatus, Verdict, dec
 from trainwarden.selfmetrics import Metrics
 
 
+STEP_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus in memory waits in real time for what does not come."""
+    monkeypatch.setattr("streams.store.writer.IDLE_POLL_S", 0.0)
+
+
 class Away:
     """A client whose store is away while `away`."""
 
@@ -51,17 +60,17 @@ def test_a_store_that_is_away_is_said_and_taken_back_with_nothing_lost(client: A
         for _ in range(cycles):
             writer.cycle()
             health.look(writer)
-            clock.sleep(1.0)
+            clock.sleep(STEP_S)
 
     run(5)
     assert said(bus) == []
     link.away = True
     publish(bus, ticks(1, 3))
-    run(20)
+    run(6)
     assert [(v.kind, v.entity.name, v.clears) for v in said(bus)][:1] == [("pipeline_late", "store", False)]
     assert "not taking rows" in said(bus)[0].text
     link.away = False
-    run(60)
+    run(12)
     assert said(bus)[-1].clears
     assert metrics.value("tw_store_behind_seconds") < 2.0
     assert client.query("SELECT count() FROM host_ticks").result_rows[0][0] == 6
@@ -74,10 +83,10 @@ def test_a_backlog_is_said_although_the_store_takes_rows(client: Any, monkeypatc
     writer = StoreWriter(bus, client, clock, metrics, "c", BatchLimits(age_ms=0))
     monkeypatch.setattr(type(writer._subscriber), "unread", lambda self: 40_000)
     health = StoreHealth(Config(cluster="c"), bus, client, clock, metrics)
-    for _ in range(40):
+    for _ in range(8):
         writer.cycle()
         health.look(writer)
-        clock.sleep(1.0)
+        clock.sleep(STEP_S)
     assert "faster than they are written" in said(bus)[0].text
     writer.close()
 
@@ -89,10 +98,10 @@ def test_a_successor_takes_back_what_a_killed_writer_said(client: Any) -> None:
     publish(bus, [*known_catalogs(), ("tw.incidents", b"i", late)])
     writer = StoreWriter(bus, client, clock, metrics, "c", BatchLimits(age_ms=0))
     health = StoreHealth(Config(cluster="c"), bus, client, clock, metrics)
-    for _ in range(100):
+    for _ in range(24):
         writer.cycle()
         health.look(writer)
-        clock.sleep(1.0)
+        clock.sleep(STEP_S)
     assert [(v.kind, v.clears) for v in said(bus)][:1] == [("pipeline_late", True)]
     writer.close()
 
