@@ -66,12 +66,34 @@ class Gathered(msgspec.Struct):
 
 
 @dataclass
+class Rows:
+    """Where the rows of each node lie in a family's matrix; made once for all jobs, and anew when the rows change.
+
+    Some node of a large cluster is always late, so rows change with nearly every tick: what is made then must not cost each job a look at
+    every row.
+    """
+
+    _of: dict[tuple[str, int], tuple[Keys, dict[str, list[int]]]] = field(default_factory=dict)
+
+    def by(self, family: FamilyMatrix, side: int) -> dict[str, list[int]]:
+        """Row numbers by the first (0: who reports) or the second (1: of a probe, who answers) name of each row, ascending."""
+        known = self._of.get((family.family, side))
+        if known is None or known[0] is not family.entities:
+            found: dict[str, list[int]] = {}
+            for row, entity in enumerate(family.entities):
+                found.setdefault(entity[side], []).append(row)
+            known = self._of[family.family, side] = (family.entities, found)
+        return known[1]
+
+
+@dataclass
 class Places:
     """Where rows of a family belong: node numbers of one graph, and numbers of devices. Made anew when the rows change."""
 
     graph: Graph
+    rows: Rows = field(default_factory=Rows)
     rails: dict[tuple[str, str], str] = field(default_factory=dict)
-    _known: dict[str, tuple[Keys, Ints, Ints, tuple[str, ...]]] = field(default_factory=dict)
+    _known: dict[str, tuple[Keys, Ints, Ints, Ints, tuple[str, ...]]] = field(default_factory=dict)
     _probed: tuple[Keys, int, tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] | None = None
     number: dict[str, int] = field(default_factory=dict)
 
@@ -85,41 +107,45 @@ class Places:
             said = ((peer, rail) for peer, _, rail in (word.rpartition("=") for word in words))
             self.rails |= {(name, peer): rail for peer, rail in said if name in self.number or peer in self.number}
 
-    def of(self, family: FamilyMatrix) -> tuple[Ints, Ints, tuple[str, ...]]:
-        """(node number or -1, device number) of each row, and the names of the devices."""
+    def of(self, family: FamilyMatrix) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
+        """(row, node number, device number) of each row of the job's nodes, and the names of the devices."""
         known = self._known.get(family.family)
-        if known is None or not (known[0] is family.entities or known[0] == family.entities):
-            nodes = np.array([self.number.get(node, -1) for node, _ in family.entities], dtype=np.int64)
-            names = tuple(sorted({device for (node, device) in family.entities if node in self.number}))
+        if known is None or known[0] is not family.entities:
+            rows_of, entities = self.rows.by(family, 0), family.entities
+            mine = [(row, number) for name, number in self.number.items() for row in rows_of.get(name, ())]
+            names = tuple(sorted({entities[row][1] for row, _ in mine}))
             place = {name: i for i, name in enumerate(names)}
-            devices = np.array([place.get(device, 0) for _, device in family.entities], dtype=np.int64)
-            known = self._known[family.family] = (family.entities, nodes, devices, names)
-        return known[1], known[2], known[3]
+            rows, nodes = np.array(mine, dtype=np.int64).reshape(-1, 2).T
+            devices = np.array([place[entities[row][1]] for row, _ in mine], dtype=np.int64)
+            known = self._known[family.family] = (entities, rows, nodes, devices, names)
+        return known[1:]
 
     def probed(self, family: FamilyMatrix, count: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
         """Rows of probes that nodes of the job ask, and that they answer, each with the places in a nodes × `count` grid."""
         known = self._probed
-        if known is None or known[1] != count or not (known[0] is family.entities or known[0] == family.entities):
-            sides: list[list[tuple[int, int]]] = [[], []]
-            for row, (prober, peer) in enumerate(family.entities):
-                rail = self.rails.get((prober, peer), "")
-                if rail.isdigit() and int(rail) < count:
-                    for side, name in zip(sides, (prober, peer), strict=True):
-                        if name in self.number:
-                            side.append((row, self.number[name] * count + int(rail)))
-            asked, answered = (np.array(side, dtype=np.int64).reshape(-1, 2).T for side in sides)
-            known = self._probed = (family.entities, count, ((asked[0], asked[1]), (answered[0], answered[1])))
+        if known is None or known[1] != count or known[0] is not family.entities:
+            asked, answered = (self._cells(family, side, count) for side in (0, 1))
+            known = self._probed = (family.entities, count, (asked, answered))
         return known[2]
+
+    def _cells(self, family: FamilyMatrix, side: int, count: int) -> tuple[Ints, Ints]:
+        rows_of, found = self.rows.by(family, side), list[tuple[int, int]]()
+        for name, number in self.number.items():
+            for row in rows_of.get(name, ()):
+                rail = self.rails.get(family.entities[row], "")
+                if rail.isdigit() and int(rail) < count:
+                    found.append((row, number * count + int(rail)))
+        rows, cells = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return rows, cells
 
     def grid(self, family: FamilyMatrix | None, *metrics: str) -> tuple[F32, tuple[str, ...]]:
         """metrics × nodes × devices, NaN where nobody reports; and the names of the devices."""
         if family is None or not family.entities:
             return np.full((len(metrics), len(self.graph.nodes), 0), np.nan, dtype=np.float32), ()
-        nodes, devices, names = self.of(family)
+        rows, nodes, devices, names = self.of(family)
         found = np.full((len(metrics), len(self.graph.nodes), len(names)), np.nan, dtype=np.float32)
-        mine = nodes >= 0
         for i, metric in enumerate(metrics):
-            found[i, nodes[mine], devices[mine]] = family.column(metric)[mine]
+            found[i, nodes, devices] = family.column(metric)[rows]
         return found, names
 
 

@@ -17,7 +17,7 @@ from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.relation.attribution import Cause, attribute, own_of_group
 from detectors.relation.conviction import convict
 from detectors.relation.features import LOCAL, ROUND_S
-from detectors.relation.gather import Gathered, Places, channels
+from detectors.relation.gather import Gathered, Places, Rows, channels
 from detectors.relation.graph import Graph, Relation, graph_of
 from detectors.relation.judge import Calibration, Judge, Related
 from detectors.relation.learnt import learnt_relation
@@ -95,9 +95,11 @@ class _Kept:
     checked: tuple[int, int] = (0, -1)
 
     @classmethod
-    def of(cls, layout: JobLayout, topology: Topology, facts: list[dict[str, str]], learnt: list[int]) -> _Kept:
+    def of(
+        cls, layout: JobLayout, topology: Topology, facts: list[dict[str, str]], learnt: list[int], rows: Rows
+    ) -> _Kept:
         graph = _with_learnt(graph_of(layout, topology), learnt)
-        places = Places(graph)
+        places = Places(graph, rows)
         places.learn_rails(topology)
         return cls(replace(layout), [dict(fact) for fact in facts], learnt, Related(graph), places)
 
@@ -116,6 +118,7 @@ class RelationDetector(Detector):
         super().__init__(settings)
         self._state = State()
         self._graphs: dict[str, _Kept] = {}
+        self._rows = Rows()
         self._trained = self._load()
 
     def _load(self) -> Trained | None:
@@ -240,7 +243,7 @@ class RelationDetector(Detector):
                 kept.facts,
                 kept.learnt,
             ):
-                kept = self._graphs[job] = _Kept.of(layout, topology, facts, list(state.learnt))
+                kept = self._graphs[job] = _Kept.of(layout, topology, facts, list(state.learnt), self._rows)
                 self._settle(state, kept.related.graph)
             kept.checked = (id(layout), state.round)
         return kept.related, kept.places
