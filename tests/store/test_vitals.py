@@ -21,7 +21,6 @@ from trainwarden.errors import ConfigError
 from trainwarden.records import Entity, EntityKind, IncidentStatus, Verdict, decode
 from trainwarden.selfmetrics import Metrics
 
-
 STEP_S = 5.0
 
 
