@@ -315,4 +315,6 @@ def test_batches_grow_where_inserting_takes_long(client: Any, takes_s: float, wa
         clock.sleep(0.05)
         before_ns = clock.monotonic_ns()
         written.append(writer.cycle())
-    assert (before_ns - opened_ns) / NS_PER_S == pytest.approx(waits_s, abs=0.25)  # a cycle that reads nothing rests for 0.1 s
+    assert (before_ns - opened_ns) / NS_PER_S == pytest.approx(
+        waits_s, abs=0.25
+    )  # a cycle that reads nothing rests for 0.1 s
