@@ -353,7 +353,7 @@ def _result(
         if name == "tw_tick_delay_ms_bucket"
     }
     return {
-        "plan": {key: str(value) for key, value in asdict(plan).items()}, "seconds": round(took_s, 1),
+        "plan": {key: str(value) for key, value in asdict(plan).items() if key != "directory"}, "seconds": round(took_s, 1),
         "parts": {part.name: {"cores": round(part.cores(took_s), 3), "pss_mb": [part.pss_mb[0], part.pss_mb[-1]]} for part in parts},
         "workers_and_store_cores": round(sum(part.cores(took_s) for part in ours), 3),
         "memory_mb_per_hour": {part.name: part.growth_mb_per_hour(took_s) for part in ours},

@@ -51,7 +51,7 @@ from trainwarden.clock import NS_PER_MS, Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import DeadLetter, FrameCut, StateSnapshot, decode_as, encode
-from trainwarden.selfmetrics import Metrics
+from trainwarden.selfmetrics import MetricName, Metrics
 from trainwarden.topics import ACTIONS, CUTS, DEAD, INCIDENTS, RAW, STATE, SUMMARIES, TICKS, UNITS, VERDICTS, needed
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,10 @@ RECENT_VERDICTS_S = 60
 STOP_S = 1.5
 STOP_LIMIT_S = 2.8
 """Libraries that wait for a broker which is gone are not waited for: a worker may be killed at any time without loss."""
+
+
+OF_A_LEADER: tuple[MetricName, ...] = ("tw_tick_age_seconds", "tw_lag_records", "tw_keep_every")
+"""Gauges that only who leads can know."""
 
 
 class Outlet:
@@ -541,6 +545,7 @@ class Application:
             await ended([leading])
             with contextlib.suppress(asyncio.CancelledError):
                 leading.result()
+            self._metrics.forget(*OF_A_LEADER)
             self._correlator = CorrelatorStage(self._config, self._clock, self._metrics)
 
     @property

@@ -4,7 +4,8 @@ Of all that comes, one more second of slow series is worth least: the next secon
 the detectors that follow levels and trends (`PATIENT`) every second, fourth or eighth grid point only, until it has caught up. They are
 also the dear ones. Who counts single ticks (hangs, probes, codes, telemetry) sees all of them; steps, logs, topology, verdicts and actions
 are never left out, and the store writes every sample all the same. With one point in eight the recordings of real faults still come out
-right, all 20 faults at the same delay; thinning everything would lose half of them (`tests/streams/test_shedding.py` repeats a part).
+right, all 20 faults at the same delay; thinning everything would lose half of them (`tests/streams/test_shedding.py`; all in
+`make test-long`).
 
 What was left out is counted, stands on the status page while it lasts, and is written into each cut (`FrameCut.keep_every`), so that a
 successor or a replay leaves out the same and says the same.

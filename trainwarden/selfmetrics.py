@@ -135,6 +135,11 @@ class Metrics:
         with self._lock:
             self._values[self._key(name, labels)] = value
 
+    def forget(self, *names: MetricName) -> None:
+        """Drop gauges of something that is over: what stands still on a page is taken for the present."""
+        with self._lock:
+            self._values = {key: value for key, value in self._values.items() if key[0] not in names}
+
     def observe_ms(self, name: MetricName, value_ms: float, times: int = 1, **labels: str) -> None:
         """Add the duration of so many `times` to a sum, and these to its count."""
         self._add(f"{name}_sum", value_ms, labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from actions.console.worker_view import part_of
+from streams.app import OF_A_LEADER
 from streams.health import WorkerHealth
 from streams.stage import CorrelatorStage
 from trainwarden.bus import Message
@@ -59,6 +61,18 @@ def test_a_short_delay_and_one_that_comes_and_goes_say_nothing() -> None:
         assert worker.run(8)[0] == []
         worker.metrics.set("tw_tick_age_seconds", 1.0)
         assert worker.run(8)[0] == []
+
+
+def test_who_no_longer_leads_shows_nothing_of_the_time_when_it_did() -> None:
+    worker = Worker()
+    worker.metrics.set("tw_tick_age_seconds", 90.0)
+    worker.metrics.set("tw_lag_records", 7, topic="tw.ticks")
+    worker.metrics.count("tw_cuts_total", phase="live")
+    assert not part_of(worker.metrics.page(), 15.0).ok
+    worker.metrics.forget(*OF_A_LEADER)
+    assert part_of(worker.metrics.page(), 15.0).detail.startswith("stands by")
+    assert worker.metrics.total("tw_cuts_total") == 1
+    assert worker.run(30)[0] == []
 
 
 def test_no_ticks_from_anybody_is_told_apart_from_being_slow() -> None:

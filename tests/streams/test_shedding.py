@@ -91,9 +91,13 @@ def test_a_successor_and_a_replay_leave_out_the_same(
     assert {encode(verdict) for verdict in told.verdicts} == set(again)
 
 
-@pytest.mark.parametrize("run", ["sigstop", "net_loss", "cpu_throttle", "clean1"])
-def test_with_one_point_in_eight_real_faults_still_come_out_right(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "runs", [["sigstop", "net_loss", "cpu_throttle", "clean1"], pytest.param([], marks=pytest.mark.long, id="all")]
+)
+def test_with_one_point_in_eight_real_faults_still_come_out_right(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = Pipeline.run
     monkeypatch.setattr(Pipeline, "run", lambda self, frame, keep_every=1: whole(self, frame, 8))
     lines: list[str] = []
-    assert evaluate(ROOT / "tests/recordings/data", from_table({}), lines.append, names=[run]), lines
+    assert evaluate(ROOT / "tests/recordings/data", from_table({}), lines.append, names=runs), lines
