@@ -228,7 +228,7 @@ def test_a_killed_warden_stops_nothing_and_its_successor_takes_over(make: Make) 
     cluster.wait_rows(2, 8, 2)
 
 
-def test_a_coordinated_save_over_two_nodes(make: Make) -> None:
+def test_a_coordinated_save_over_two_nodes(make: Make, collector: Collector) -> None:
     cluster = with_wardens(make(2, every=0, flags=("--nnodes", "2")))
     steps: dict[str, int] = {}
     for node in cluster.names:
@@ -255,8 +255,9 @@ def test_a_coordinated_save_over_two_nodes(make: Make) -> None:
     assert "several nodes" in cluster.command("n0", "save", {"deadline_ms": 1000})[1]["reason"]
     cluster.order(2, cluster.names)
     rows = cluster.wait_rows(2, step + 1, 2)
-    assert {row["from"] for row in rows} == {"memory"}
-    assert min(row["step"] for row in rows) == step
+    # the rank that is stopped last may have saved the step it broke off, and then the other has that one from it
+    assert min(row["step"] for row in rows) >= step
+    assert_from_own_memory(collector, rows)
 
 
 def test_nan_gradients_name_their_rank_and_are_never_saved(
