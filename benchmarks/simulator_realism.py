@@ -2,9 +2,10 @@
 
     python -m benchmarks.simulator_realism [--nodes 400] [--seconds 120]
 
-Real step series: Alibaba PAI (per-worker step times of four jobs, fluctuation of a hundred) and ByteDance (computing per stage and
-replica of three traces). Prints a table, writes `benchmarks/results/simulator_realism.json` and `.png`. There is no bar to pass: the
-numbers are for whoever wants to know what a result on simulated data is worth.
+Real step series: Alibaba PAI (per-worker step times of four jobs, fluctuation of a hundred), ByteDance (computing per stage and
+replica of three traces); of whole jobs, MLPerf and Megatron-LM (`whole_jobs.py`). Prints a table, writes
+`benchmarks/results/simulator_realism.json` and `.png`. There is no bar to pass: the numbers are for whoever wants to know what a
+result on simulated data is worth.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks import whole_jobs
+from benchmarks.whole_jobs import Whole
 from collectors.simulated.engine import Simulator
 from collectors.simulated.families import columns
 from collectors.simulated.marginals import table
@@ -285,14 +288,16 @@ def fluctuation() -> dict[str, list[float]]:
     }
 
 
-def plot(pairs: list[tuple[Series, Series]], values: dict[str, F64], path: Path) -> None:
-    """One page: marginals above, memory of step series below."""
+def plot(
+    pairs: list[tuple[Series, Series]], jobs: list[tuple[Whole, Whole]], values: dict[str, F64], path: Path
+) -> None:
+    """One page: marginals above, memory of ranks' step series below, whole jobs last."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(3, 6, figsize=(19, 9.5))
+    figure, axes = plt.subplots(4, 6, figsize=(19, 12.5))
     flat = axes.ravel()
     for axis, (name, sample) in zip(flat, values.items(), strict=False):
         axis.plot(table()[name], table()["quantile"], "k", lw=2, label="real")
@@ -300,8 +305,8 @@ def plot(pairs: list[tuple[Series, Series]], values: dict[str, F64], path: Path)
                   label="simulated")  # fmt: skip
         axis.set_title(f"{name}, distance {distance(name, sample):.2f}", fontsize=9)
     flat[0].legend(fontsize=8)
-    for axis, (real, made) in zip(flat[len(values) :], pairs, strict=False):
-        for one, colour in ((real, "k"), (made, "C1")):
+    for axis, (one_real, one_made) in zip(flat[len(values) :], pairs, strict=False):
+        for one, colour in ((one_real, "k"), (one_made, "C1")):
             lags = range(1, min(20, len(one.residual) // 3))
             memory = [
                 np.nanmedian([_lagged(one.residual[:, k], lag) for k in range(one.residual.shape[1])]) for lag in lags
@@ -310,7 +315,13 @@ def plot(pairs: list[tuple[Series, Series]], values: dict[str, F64], path: Path)
         axis.set_ylim(-0.5, 1)
         axis.set_title("correlation of a rank's step time with itself", fontsize=9)
         axis.legend(fontsize=7)
-    for axis in flat[len(values) + len(pairs) :]:
+    for axis, (real, made) in zip(flat[18:], jobs, strict=True):
+        for whole, colour in ((real, "k"), (made, "C1")):
+            axis.plot(np.sort(np.abs(whole.residual)), np.linspace(0, 1, len(whole.residual)), colour, label=whole.name)
+        axis.set_xscale("log")
+        axis.set_title("a whole job's step against its neighbours, log ratio", fontsize=9)
+        axis.legend(fontsize=7)
+    for axis in flat[len(values) + len(pairs) : 18]:
         axis.axis("off")
     figure.tight_layout()
     figure.savefig(path, dpi=80)
@@ -323,12 +334,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=120)
     given = parser.parse_args()
     values = sampled(build(Spec(nodes=given.nodes, seed=1)), given.seconds)
-    pairs = compared()
+    pairs, jobs = compared(), whole_jobs.compared()
     result = {
         "marginal distances": {name: round(distance(name, sample), 3) for name, sample in values.items()},
         "step series": [
             {"real": r.name, "simulated": m.name, "of real": described(r), "of simulated": described(m)}
             for r, m in pairs
+        ],
+        "whole jobs": [
+            {
+                "real": r.name,
+                "simulated": m.name,
+                "of real": whole_jobs.described(r),
+                "of simulated": whole_jobs.described(m),
+            }
+            for r, m in jobs
         ],
         "variation over workers": fluctuation(),
         "told apart (area under the curve)": {
@@ -342,7 +362,7 @@ def main() -> int:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "simulator_realism.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(pairs, values, RESULTS / "simulator_realism.png")
+    plot(pairs, jobs, values, RESULTS / "simulator_realism.png")
     _print(result)
     return 0
 
@@ -354,7 +374,7 @@ def _sides(pairs: list[tuple[Series, Series]]) -> tuple[list[Series], list[Serie
 def _print(result: dict[str, Any]) -> None:
     for name, far in result["marginal distances"].items():
         print(f"{name:22} distance {far:.3f}")
-    for row in result["step series"]:
+    for row in [*result["step series"], *result["whole jobs"]]:
         print(f"{row['real']} / {row['simulated']}")
         for name in row["of real"]:
             print(f"    {name:24} {row['of real'][name]:8.3f} {row['of simulated'][name]:8.3f}")
