@@ -332,7 +332,6 @@ class Aligner:
             self._parked.append(parked)
 
     def _reject(self, placed: Placed, reason: str) -> None:
-        self._metrics.count("tw_dead_letters_total", topic=placed.topic)
         self._rejected.append(Rejected(placed.topic, placed.partition, placed.offset, reason, encode(placed.record)))
 
     def _placed_nodes(self) -> set[str]:

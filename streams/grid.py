@@ -45,6 +45,8 @@ class Grid:
     _event_arrived_ns: int = 0
     _newest_ns: int = 0
     _forgotten: set[str] = field(default_factory=set)
+    just_closed: dict[int, dict[str, Tick]] = field(default_factory=dict)
+    """The ticks of the cells that were closed last, by time of the cell and node."""
 
     @property
     def interval_ns(self) -> int:
@@ -76,6 +78,7 @@ class Grid:
     def close(self, now_ns: int, extra_nodes: set[str], catalogs: Catalogs) -> list[AlignedTick]:
         """Every cell that is due, oldest first. `extra_nodes` are expected though they may never have reported."""
         closed: list[AlignedTick] = []
+        self.just_closed = {}
         while (cell := self._due(now_ns)) is not None:
             closed.append(self._emit(cell, extra_nodes, catalogs))
             self._next = cell + 1
@@ -161,7 +164,7 @@ class Grid:
             self._forgotten.add(name)
 
     def _emit(self, cell: int, extra_nodes: set[str], catalogs: Catalogs) -> AlignedTick:
-        members = self._cells.pop(cell, {})
+        members = self.just_closed[cell * self.interval_ns] = self._cells.pop(cell, {})
         for name, node in self._nodes.items():
             node.absent_cells = 0 if name in members else node.absent_cells + 1
         nodes = tuple(sorted({*self._nodes, *members, *(extra_nodes - self._forgotten)}))

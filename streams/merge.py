@@ -6,7 +6,7 @@ with the first grid point that is not before them. So it is the same frame whoev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 from detectors.base import AlignedTick, FamilyMatrix, Frame
 from streams.align import Aligner, AlignSettings, Placed, canonical
 from streams.matrices import Names, pack, unpack
+from streams.speakers import each_node_once, speakers_of, words_of
 from trainwarden.clock import NS_PER_MS, NS_PER_S
-from trainwarden.records import LogEvent, Sheet, StepReport, Summary, TopologyEvent, decode, encode
+from trainwarden.records import LogEvent, Sheet, StepReport, Summary, Tick, TopologyEvent, decode, encode
 from trainwarden.selfmetrics import Metrics
+from trainwarden.topics import TICKS
 
 PATIENCE_NS = 15 * NS_PER_S
 """A block whose worker died is with another one by then; its nodes are not said to be silent before."""
@@ -39,8 +41,16 @@ class _Held:
     placed: Placed
 
 
-def summary_of(block: int, cluster: str, tick: AlignedTick, now_ns: int, inferred: Iterable[TopologyEvent]) -> Summary:
-    """One aligned tick of a block, for the second stage."""
+def summary_of(
+    block: int,
+    cluster: str,
+    tick: AlignedTick,
+    now_ns: int,
+    inferred: Iterable[TopologyEvent],
+    ticks: Mapping[str, Tick],
+) -> Summary:
+    """One aligned tick of a block, for the second stage; `ticks` are those of the nodes that it was made of."""
+    boots, heard = speakers_of(tick.nodes, ticks)
     return Summary(
         cluster=cluster,
         node=f"block/{block}",
@@ -54,6 +64,8 @@ def summary_of(block: int, cluster: str, tick: AlignedTick, now_ns: int, inferre
         sheets=tuple(_sheet(tick.families[name]) for name in sorted(tick.families)),
         gaps=tuple(sorted(tick.gaps.items())),
         inferred=tuple(inferred),
+        boots=boots,
+        heard=heard,
     )
 
 
@@ -71,6 +83,10 @@ class BlockAligner(Aligner):
 
     def _placed_nodes(self) -> set[str]:
         return set()
+
+    def ticks_of(self, at_ns: int) -> Mapping[str, Tick]:
+        """The nodes' own ticks of a cell that the last cut closed."""
+        return self._grid.just_closed.get(at_ns, {})
 
 
 class Merger(Aligner):
@@ -114,7 +130,7 @@ class Merger(Aligner):
         if now_ns - self._spoke_ns < quiet_ns:
             return None
         self._spoke_ns = now_ns
-        return self._frame(now_ns, now_ns - quiet_ns, ())
+        return self._frame(now_ns, now_ns - quiet_ns, [])
 
     def more(self, now_ns: int) -> bool:
         """Whether another cell is due now."""
@@ -199,28 +215,32 @@ class Merger(Aligner):
         del self._opened_ns[at_ns]
         self._closed_ns = at_ns
         parts = [cell[block] for block in sorted(cell)]
+        return self._frame(max(part.closed_at_ns for part in parts), at_ns, parts)
+
+    def _frame(self, now_ns: int, until_ns: int, parts: list[Summary]) -> Frame:
+        self._frame_ns = max(now_ns, self._frame_ns + 1)  # no two frames are of one moment
+        ticks = [Placed(TICKS.name, part.block, -1, tick) for part in parts for tick in words_of(part)]
+        said = sorted(self._heard([*ticks, *self._release(until_ns)], self._frame_ns), key=canonical)
+        parts = each_node_once(parts, self._voices.boot)
         for part in parts:
             for event in part.inferred:
                 self._apply_owned(event)
-        return self._frame(max(part.closed_at_ns for part in parts), at_ns, (self._tick(at_ns, parts),))
-
-    def _frame(self, now_ns: int, until_ns: int, ticks: tuple[AlignedTick, ...]) -> Frame:
-        self._frame_ns = max(now_ns, self._frame_ns + 1)  # no two frames are of one moment
-        released = self._release(until_ns)
-        self._learn(placed.record for placed in released)
-        steps = tuple(placed.record for placed in released if isinstance(placed.record, StepReport))
+        self._learn(placed.record for placed in said)
+        said = [placed for placed in said if not self._is_of_another(placed)]
+        steps = tuple(placed.record for placed in said if isinstance(placed.record, StepReport))
         self._infer_placements(steps)
-        logs = tuple(placed.record for placed in released if isinstance(placed.record, LogEvent))
-        return Frame(self._frame_ns, ticks, steps, logs, self.topology)
+        logs = tuple(placed.record for placed in said if isinstance(placed.record, LogEvent))
+        aligned = (self._tick(until_ns, parts),) if parts else ()
+        return Frame(self._frame_ns, aligned, steps, logs, self.topology)
 
     def _release(self, until_ns: int) -> list[Placed]:
-        """What belongs to a frame that ends at `until_ns`, in canonical order."""
+        """What belongs to a frame that ends at `until_ns`."""
         if len(self._held) > HELD_LIMIT:
             self._metrics.count("tw_records_hurried_total", len(self._held))
             until_ns = max(held.due_ns for held in self._held)
         ready = [held.placed for held in self._held if held.due_ns <= until_ns]
         self._held = [held for held in self._held if held.due_ns > until_ns]
-        return sorted(ready, key=canonical)
+        return ready
 
     def _apply_owned(self, event: TopologyEvent) -> None:
         self._own_topology()

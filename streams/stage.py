@@ -16,7 +16,7 @@ from streams import state
 from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
-from streams.merge import summary_of
+from streams.merge import BlockAligner, summary_of
 from streams.shedding import Shedding
 from streams.state import Resume
 from trainwarden.bus import Message
@@ -114,6 +114,8 @@ class Role:
     expected: Mapping[str, type[Record]] = field(default_factory=lambda: EXPECTED)
     block: int | None = None
     """Number of the block whose ticks it aligns for the second stage, which gets summaries."""
+    refuses: frozenset[str] = frozenset(EXPECTED)
+    """Topics of whose records it says when they are refused: several units read the same."""
 
 
 WHOLE = Role()
@@ -339,8 +341,9 @@ class RawStage:
                 None if not message.value and message.topic in COMPACTED else _expected(message, self.role.expected)
             )
         except DecodeError as error:
-            bury(message, error.reason, self._outbox, self._config.cluster, self._clock)
-            self._metrics.count("tw_dead_letters_total", topic=message.topic)
+            if message.topic in self.role.refuses:
+                bury(message, error.reason, self._outbox, self._config.cluster, self._clock)
+                self._metrics.count("tw_dead_letters_total", topic=message.topic)
             aligner.skip(message.topic, message.partition, message.offset)
             return
         self._metrics.count("tw_records_total", topic=message.topic)
@@ -378,11 +381,13 @@ class RawStage:
         return verdicts
 
     def _summarise(self, block: int, frame: Frame) -> None:
-        inferred = self.pipeline.aligner.inferred
+        aligner = self.pipeline.aligner
+        assert isinstance(aligner, BlockAligner)
         for tick in frame.ticks:
-            summary = summary_of(block, self._config.cluster, tick, frame.now_ns, inferred)
+            ticks = aligner.ticks_of(tick.at_ns)
+            summary = summary_of(block, self._config.cluster, tick, frame.now_ns, aligner.inferred, ticks)
             self._outbox.publish(SUMMARIES.name, b"%d" % block, encode(summary))
-            inferred.clear()
+            aligner.inferred.clear()
 
     def _description(self, now_ns: int) -> FrameCut:
         self._told = dict(self.positions)
@@ -399,6 +404,9 @@ class RawStage:
 
     def _bury_rejected(self, now_ns: int) -> None:
         for rejected in self.pipeline.aligner.take_rejected():
+            if rejected.topic not in self.role.refuses:
+                continue
+            self._metrics.count("tw_dead_letters_total", topic=rejected.topic)
             letter = DeadLetter(
                 cluster=self._config.cluster,
                 observed_at_ns=now_ns,

@@ -143,7 +143,9 @@ def dealt(work: Sequence[Unit], workers: int) -> list[list[Unit]]:
 
 def _block(number: int) -> Unit:
     reads: dict[str, type[Record]] = {TICKS.name: Tick, CATALOG.name: Catalog, TOPOLOGY.name: TopologyEvent}
-    return Unit(Role(f"block/{number}", reads, number), (f"{TICKS.name}/{number}", CATALOG.name, TOPOLOGY.name))
+    refuses = {TICKS.name, *((CATALOG.name, TOPOLOGY.name) if number == 0 else ())}
+    role = Role(f"block/{number}", reads, number, frozenset(refuses))
+    return Unit(role, (f"{TICKS.name}/{number}", CATALOG.name, TOPOLOGY.name))
 
 
 def _share(name: str, blocks: int) -> Unit:
@@ -153,4 +155,5 @@ def _share(name: str, blocks: int) -> Unit:
         LOGS.name: LogEvent,
         TOPOLOGY.name: TopologyEvent,
     }
-    return Unit(Role(f"share/{name}", reads), tuple(reads), name, blocks)
+    refuses = (SUMMARIES.name, STEPS.name, LOGS.name, TICKS.name) if name == REST else ()
+    return Unit(Role(f"share/{name}", reads, refuses=frozenset(refuses)), tuple(reads), name, blocks)

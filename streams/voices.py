@@ -90,6 +90,11 @@ class Voices(Generic[S]):
         """Whether the node has a voice of its own."""
         return node in self._voices
 
+    def boot(self, node: str) -> str:
+        """Boot id of the voice that has the node; empty when nobody has."""
+        voice = self._voices.get(node)
+        return voice.boot if voice is not None else ""
+
     def held(self) -> Iterable[tuple[str, S]]:
         """(node, record) of all that waits."""
         return ((node, item) for node, voice in self._voices.items() for item in voice.held)

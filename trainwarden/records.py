@@ -223,7 +223,9 @@ class Summary(Record, frozen=True, tag="summary"):
     """One block of nodes at one grid point, aligned: what the second stage puts together to see all nodes at once.
 
     `closed_at_ns` is when the block's cell was cut, `present` one byte per node of `nodes`, `inferred` the placements that the block
-    learnt from its ticks in that cut. Identity is (`block`, `at_ns`): a successor's repeat is the same record.
+    learnt from its ticks in that cut. `boots` says whose word each node's row is, `heard` when he said it (8 bytes per node):
+    "" and 0 for a node that is absent, both empty from an older worker. Identity is (`block`, `at_ns`): a successor's repeat is the same
+    record.
     """
 
     block: Int = 0
@@ -235,6 +237,8 @@ class Summary(Record, frozen=True, tag="summary"):
     sheets: tuple[Sheet, ...] = ()
     gaps: tuple[tuple[str, tuple[Gap, ...]], ...] = ()
     inferred: tuple[TopologyEvent, ...] = ()
+    boots: tuple[str, ...] = ()
+    heard: bytes = b""
 
 
 class FrameCut(Record, frozen=True, tag="cut"):

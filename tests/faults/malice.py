@@ -16,9 +16,10 @@ from collectors.simulated.families import FAMILIES, columns
 from collectors.simulated.run import build
 from collectors.simulated.spec import Spec
 from streams.service import BusWorker, read_all
+from streams.units import units
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock
-from trainwarden.config import from_table
+from trainwarden.config import Config, from_table
 from trainwarden.records import (
     Block,
     DeadLetter,
@@ -171,7 +172,15 @@ class Told:
         return {c.node or c.name for i in self.incidents if i.reach is Reach.ACT for c in i.culprits}
 
 
-def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int) -> Told:
+ELSEWHERE = b"a key of the forger's choice"
+
+
+def workers(config: Config, bus: MemoryBus, clock: SimulatedClock, stages: int) -> list[BusWorker]:
+    """Who detects: one worker, or all units of two stages."""
+    return [BusWorker(config, bus, clock, unit=unit) for unit in (units() if stages == 2 else (None,))]
+
+
+def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int, stages: int = 1) -> Told:
     """A cluster of which three collectors lie from `begin_s` on, each forgery about a node of its own; one node is sick in truth."""
     simulator = build(spec, "none", float(length_s))
     encoder, names = Encoder(simulator), simulator.layout.names
@@ -183,7 +192,8 @@ def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int) -
     clock = SimulatedClock(spec.start_ns)
     bus = MemoryBus(clock)
     publisher = bus.publisher()
-    worker = BusWorker(from_table({"cluster": spec.cluster, "streams": {"snapshot_s": 100_000}}), bus, clock)
+    config = from_table({"cluster": spec.cluster, "streams": {"snapshot_s": 100_000}})
+    crew = workers(config, bus, clock, stages)
     boots: dict[str, str] = {}
     for interval in simulator.intervals(length_s):
         for sent in encoder.messages(interval):
@@ -192,12 +202,15 @@ def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int) -
             lies = _lies(scenes, boots, record) if interval.at_s >= begin_s else []
             told.forged += len(lies)
             for said in _instead(record, lies):
-                publisher.publish(TOPIC_OF.get(type(said), sent.topic), sent.key, encode(said))
+                key = sent.key if said.node == record.node and said.boot_id == record.boot_id else ELSEWHERE
+                publisher.publish(TOPIC_OF.get(type(said), sent.topic), key, encode(said))
             if told.last_words is None and isinstance(record, Tick) and told.is_due(record, begin_ns + 10 * NS_PER_S):
                 told.last_words = _last_words(record)
                 publisher.publish("tw.logs", sent.key, encode(told.last_words))
-        clock.advance_ns(NS_PER_S)
-        worker.step()
+        for _ in range(stages):  # what the first stage says is heard by the second
+            clock.advance_ns(NS_PER_S // stages)
+            for worker in crew:
+                worker.step()
     told.verdicts, told.incidents, told.dead = (
         [decode(message.value) for message in read_all(bus, topic)]
         for topic in ("tw.verdicts", "tw.incidents", "tw.dead")

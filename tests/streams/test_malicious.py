@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from collectors.simulated.spec import Spec
 from detectors.mesh.blame import explain
@@ -12,13 +13,16 @@ from trainwarden.topology import Topology
 SPEC = Spec(nodes=16, seed=1, jobs="16:ddp", light_share=0.0, idle_share=0.0, disorder=0.3)
 
 
-def test_three_liars_harm_nobody_but_themselves_and_a_sick_node_is_found_all_the_same() -> None:
-    told = perform(SPEC, FORGERIES, begin_s=25, length_s=55)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_three_liars_harm_nobody_but_themselves_and_a_sick_node_is_found_all_the_same(stages: int) -> None:
+    told = perform(SPEC, FORGERIES, begin_s=25, length_s=55, stages=stages)
     assert told.forged > 500
     assert told.acted_on() - told.liars == {told.truly_sick}
     refused = {letter.reason.split(":")[0] for letter in told.dead}
     assert any("speaks as" in reason for reason in refused), refused
     assert any("tells steps of rank" in reason for reason in refused), refused
+    where = [(letter.topic, letter.partition, letter.offset) for letter in told.dead if letter.offset >= 0]
+    assert len(where) == len(set(where)), "a record is refused once, however many read it"
 
 
 def test_probes_of_three_liars_convict_nobody_in_1250() -> None:

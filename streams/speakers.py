@@ -1,0 +1,85 @@
+"""Whose word a summary's rows are, so that the second stage believes the same collectors as the first (`streams.voices`).
+
+A block sees only its own partition of the ticks. Whoever forges records chooses the partition, so a block that never heard of a node may
+take an impostor for its collector: which of two blocks speaks for a node is known where all blocks come together.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainwarden.records import Sheet, Summary, Tick
+
+FORGED, ABSENT, NOT_TOLD, BELIEVED = range(4)
+"""How good a block's word about a node is; an absent node is better than an impostor's."""
+
+
+def speakers_of(nodes: Sequence[str], ticks: Mapping[str, Tick]) -> tuple[tuple[str, ...], bytes]:
+    """Boot id and time of the tick that each node's row is made of; nothing and 0 for a node without one."""
+    found = [ticks.get(node) for node in nodes]
+    heard = array("q", [tick.observed_at_ns if tick is not None else 0 for tick in found])
+    return tuple(tick.boot_id if tick is not None else "" for tick in found), heard.tobytes()
+
+
+def words_of(part: Summary) -> Iterator[Tick]:
+    """A tick without values for each node that has spoken."""
+    if not part.boots:
+        return  # an older worker did not say whose word it is
+    heard = array("q")
+    heard.frombytes(part.heard)
+    for node, boot, heard_ns in zip(part.nodes, part.boots, heard, strict=True):
+        if boot:
+            yield Tick(cluster=part.cluster, node=node, boot_id=boot, observed_at_ns=heard_ns)
+
+
+def each_node_once(parts: list[Summary], boot_of: Callable[[str], str]) -> list[Summary]:
+    """The parts, of which each node is in one only: where its own voice speaks, else where it is missed."""
+    counts = Counter(node for part in parts for node in part.nodes)
+    twice = {node for node, count in counts.items() if count > 1}
+    if not twice:
+        return parts
+    ranked = {
+        (node, at): _trust(part, node, boot_of(node)) for at, part in enumerate(parts) for node in twice & {*part.nodes}
+    }
+    best = {node: max((trust, -at) for (name, at), trust in ranked.items() if name == node) for node in twice}
+    lost = [{node for node in twice & {*part.nodes} if -best[node][1] != at} for at, part in enumerate(parts)]
+    return [without(part, nodes) for part, nodes in zip(parts, lost, strict=True)]
+
+
+def _trust(part: Summary, node: str, boot: str) -> int:
+    at = part.nodes.index(node)
+    if not part.present[at]:
+        return ABSENT
+    if not part.boots or not boot:
+        return NOT_TOLD
+    return BELIEVED if part.boots[at] == boot else FORGED
+
+
+def without(part: Summary, nodes: Set[str]) -> Summary:
+    """The part as if it had never heard of some nodes."""
+    if not nodes:
+        return part
+    kept = [at for at, node in enumerate(part.nodes) if node not in nodes]
+    heard = np.frombuffer(part.heard, dtype="<i8")
+    return replace(
+        part,
+        nodes=tuple(part.nodes[at] for at in kept),
+        present=bytes(part.present[at] for at in kept),
+        sheets=tuple(sheet for sheet in (_sheet_without(sheet, nodes) for sheet in part.sheets) if sheet.rows),
+        gaps=tuple((node, gaps) for node, gaps in part.gaps if node not in nodes),
+        inferred=tuple(event for event in part.inferred if event.node not in nodes),
+        boots=tuple(part.boots[at] for at in kept) if part.boots else (),
+        heard=heard[kept].tobytes() if part.boots else b"",
+    )
+
+
+def _sheet_without(sheet: Sheet, nodes: Set[str]) -> Sheet:
+    values = np.frombuffer(sheet.values, dtype="<f4").reshape(-1, len(sheet.metrics))
+    stays = np.array([node not in nodes for node, devices in sheet.rows for _ in devices], dtype=np.bool_)
+    rows = tuple((node, devices) for node, devices in sheet.rows if node not in nodes)
+    return Sheet(sheet.family, sheet.metrics, sheet.states, rows, values[stays].tobytes())
