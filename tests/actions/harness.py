@@ -23,7 +23,7 @@ TERMINAL = {ActionStatus(s) for s in ("recommended", "skipped", "denied", "expir
 LEASE_S = 0.8
 
 
-def wait_for(what: str, look: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait_for(what: str, look: Callable[[], Any], timeout_s: float = 90.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if found := look():

@@ -35,12 +35,12 @@ url = "memory://own"
 mode = "auto"
 [actions]
 listen = "127.0.0.1:0"
-verify_s = 5
+verify_s = 60
 [backends.warden]
 secret_file = "{made.directory / "secret"}"
-connect_timeout_ms = 200
-status_timeout_ms = 400
-answer_timeout_ms = 1500
+connect_timeout_ms = 10000
+status_timeout_ms = 10000
+answer_timeout_ms = 20000
 [backends.warden.nodes]
 {nodes}
 [rails.cool_down]
@@ -51,9 +51,9 @@ job_s = 0
 
 
 @contextmanager
-def process(made: Rig, die_after_rows: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def process(made: Rig, die_after_rows: int = 0, later_s: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
     program = [sys.executable, "-m", "tests.actions.service_process"]
-    files = [str(made.directory / "config.toml"), str(made.directory / "incident"), str(die_after_rows)]
+    files = [str(made.directory / "config.toml"), str(made.directory / "incident"), str(die_after_rows), str(later_s)]
     with (made.directory / "service.log").open("ab") as log:
         running = subprocess.Popen(
             [*program, *files], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -102,7 +102,7 @@ def test_killed_after_each_row_of_the_ledger(tmp_path: Path, rows: int) -> None:
     with rig(tmp_path) as made:
         write_files(made)
         with process(made, die_after_rows=rows) as first:
-            assert first.wait(60) == -signal.SIGKILL
+            assert first.wait(120) == -signal.SIGKILL
         with process(made):
             assert_healed_once(made, ended(made))
 
@@ -123,7 +123,7 @@ def test_killed_when_an_effect_was_done_but_not_yet_answered(tmp_path: Path, nod
         made.wardens[node].on_effect = kill
         with process(made) as first:
             running.append(first)
-            assert first.wait(60) == -signal.SIGKILL
+            assert first.wait(120) == -signal.SIGKILL
         with process(made):
             assert_healed_once(made, ended(made))
 
@@ -137,7 +137,7 @@ def test_killed_between_the_rounds_of_a_restart(tmp_path: Path, rows: int) -> No
         path = made.directory / "config.toml"
         path.write_text(path.read_text() + "[rails.breaker]\nshare_ratio = 0.5\n")
         with process(made, die_after_rows=rows) as first:
-            assert first.wait(60) == -signal.SIGKILL
+            assert first.wait(120) == -signal.SIGKILL
         with process(made):
             stored = ended(made)
         assert stored.ended is not None
@@ -152,7 +152,7 @@ def test_a_standby_takes_over_at_once_when_the_leader_is_killed(tmp_path: Path) 
     with rig(tmp_path) as made, ExitStack() as stack:
         write_files(made)
         path, log = made.directory / "config.toml", made.directory / "service.log"
-        path.write_text(path.read_text().replace("answer_timeout_ms = 1500", "answer_timeout_ms = 60000"))
+        path.write_text(path.read_text().replace("answer_timeout_ms = 20000", "answer_timeout_ms = 60000"))
         leaders: list[subprocess.Popen[bytes]] = []
 
         def kill_once_another_stands_by(warden: FakeWarden, done: str) -> None:
@@ -213,14 +213,10 @@ def test_a_plan_that_was_begun_long_ago_is_not_begun_again(tmp_path: Path, rows:
     with rig(tmp_path) as made:
         write_files(made)
         path = made.directory / "config.toml"
-        path.write_text(path.read_text().replace("verify_s = 5", "verify_s = 5\nplan_ttl_s = 3"))
+        path.write_text(path.read_text().replace("verify_s = 60", "verify_s = 60\nplan_ttl_s = 60"))
         with process(made, die_after_rows=rows) as first:
-            assert first.wait(60) == -signal.SIGKILL
-        ledger = Ledger(made.directory / "ledger.sqlite", SystemClock())
-        expires_ns = ledger.open_plans()[0].plan.expires_at_ns
-        ledger.close()
-        wait_for("the plan to expire", lambda: time.time_ns() > expires_ns)
-        with process(made):
+            assert first.wait(120) == -signal.SIGKILL
+        with process(made, later_s=61.0):
             stored = ended(made)
             assert stored.ended is not None
             assert (stored.ended.status, stored.ended.rail) == (ActionStatus.DENIED, "expiry")
