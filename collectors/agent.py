@@ -328,7 +328,7 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     sources = build_sources(source_tables(config, node, config.path(collector.socket, node, "hook.sock")), context)
 
     def reach() -> Bus:
-        return bus or connect(config.kafka)
+        return bus or connect(config.kafka, solo=True)
 
     sender = Sender(reach, spool, clock, metrics)
     announcer = Announcer(

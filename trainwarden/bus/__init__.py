@@ -20,11 +20,12 @@ from trainwarden.errors import ConfigError
 __all__ = ["Bus", "FailureHandler", "Message", "Publisher", "Subscriber", "connect", "decode_or_dead"]
 
 
-def connect(where: str | KafkaConfig) -> Bus:
+def connect(where: str | KafkaConfig, solo: bool = False) -> Bus:
     """The bus behind a URL, ``memory://<name>`` (shared within the process) or ``kafka://host:port[,host:port]``, or behind the ``[kafka]``
     table of a configuration, which may also ask for TLS and SASL.
 
-    Nothing is sent yet: an absent broker shows on `Bus.wait_ready` or the first use.
+    Nothing is sent yet: an absent broker shows on `Bus.wait_ready` or the first use. With `solo`, publishers have no thread: all is sent
+    in `flush`, by who calls it, at half the cost where little is sent often.
 
     Raises
     ------
@@ -41,5 +42,6 @@ def connect(where: str | KafkaConfig) -> Bus:
         from trainwarden.bus.kafka import KafkaBus
         from trainwarden.bus.security import Security, security_of
 
-        return KafkaBus(tuple(rest.split(",")), security=Security() if isinstance(where, str) else security_of(where))
+        security = Security() if isinstance(where, str) else security_of(where)
+        return KafkaBus(tuple(rest.split(",")), security=security, solo=solo)
     raise ConfigError(f"kafka.url: {url!r} is no bus, expected kafka://host:port[,host:port] or memory://name")

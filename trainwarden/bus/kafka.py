@@ -19,7 +19,7 @@ from kafka.codec import has_lz4
 from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
-from trainwarden.bus.base import FailureHandler, Message, Start
+from trainwarden.bus.base import FailureHandler, Message, Publisher, Start
 from trainwarden.bus.security import Security
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, UnavailableError
@@ -39,14 +39,25 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class KafkaBus:
-    """A Kafka cluster by its bootstrap addresses."""
+    """A Kafka cluster by its bootstrap addresses; `solo` gives publishers without a thread of their own (`trainwarden.bus.solo`)."""
 
-    def __init__(self, addresses: Sequence[str], clock: Clock | None = None, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        clock: Clock | None = None,
+        security: Security | None = None,
+        solo: bool = False,
+    ) -> None:
         self.addresses = tuple(addresses)
+        self._solo = solo
         self._secured = (security or Security()).options()
         self._clock: Clock = clock or SystemClock()
 
-    def publisher(self, on_failure: FailureHandler | None = None) -> KafkaPublisher:
+    def publisher(self, on_failure: FailureHandler | None = None) -> Publisher:
+        if self._solo:
+            from trainwarden.bus.solo import SoloPublisher
+
+            return SoloPublisher(self.addresses, on_failure, self._secured)
         return KafkaPublisher(self.addresses, on_failure, self._secured)
 
     def subscriber(self, topics: Sequence[str], group: str | None = None, start: Start = "earliest") -> KafkaSubscriber:
