@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from trainwarden.embedded import ports
 from trainwarden.embedded.ports import free_port, require_free_port
 from trainwarden.errors import UnavailableError
 
 
 def test_a_free_port_can_be_bound() -> None:
+    require_free_port("127.0.0.1", free_port(), "a test")
+
+
+def test_a_free_port_is_none_that_connections_are_given() -> None:
+    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 < free_port() < handed_out for _ in range(20))
+
+
+def test_where_all_of_those_are_taken_the_kernel_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "TRIES", 0)
     require_free_port("127.0.0.1", free_port(), "a test")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import zlib
 from typing import Any
 
@@ -14,6 +13,8 @@ from trainwarden_hook.offers import Holdings, Offer
 from trainwarden_hook.packing import Header, Plan
 from trainwarden_hook.restore import agree
 from trainwarden_hook.sums import checksum
+
+from trainwarden.embedded.ports import free_port
 
 pytestmark = pytest.mark.torch
 
@@ -39,17 +40,15 @@ def one_rank(rank: int, port: int, mine: Holdings, answers: Any) -> None:
 
 
 def run(candidates: list[Holdings]) -> dict[int, tuple[Any, ...]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     ranks = [context.Process(target=one_rank, args=(rank, port, mine, answers)) for rank, mine in enumerate(candidates)]
     for process in ranks:
         process.start()
-    found = dict((rank, rest) for rank, *rest in (answers.get(timeout=60) for _ in ranks))
+    found = dict((rank, rest) for rank, *rest in (answers.get(timeout=120) for _ in ranks))
     for process in ranks:
-        process.join(30)
+        process.join(120)
     return {rank: tuple(found[rank]) for rank in sorted(found)}
 
 

@@ -21,6 +21,8 @@ from trainwarden_hook import announcing, pauses
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.job import Job
 
+from trainwarden.embedded.ports import free_port
+
 Row = dict[str, Any]
 JOB = Path(__file__).parent / "jobs" / "first_save.py"
 LIMIT_S = 200.0
@@ -225,8 +227,7 @@ def begins(phase: str) -> Callable[[Row], bool]:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_job_tells_of_its_first_evaluation_and_its_first_save(heard: Heard, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "TRAINWARDEN_SOCKET": str(heard.path), "TRAINWARDEN_JOB": f"j{os.getpid()}", "TRAINWARDEN_NODE": "n0",

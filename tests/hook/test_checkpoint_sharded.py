@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import uuid
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from trainwarden_hook.depot import Depot
 from trainwarden_hook.export import export, files_under, main, newest_state
 from trainwarden_hook.packing import Refused
 from trainwarden_hook.sharding import Region, whole
+
+from trainwarden.embedded.ports import free_port
 
 pytestmark = pytest.mark.torch
 SAVED_AT = 3
@@ -63,9 +64,7 @@ def one_rank(rank: int, world: int, port: int, where: dict[str, str], steps: int
 
 
 def run(world: int, where: dict[str, str], steps: int) -> list[Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     ranks = [context.Process(target=one_rank, args=(rank, world, port, where, steps, answers)) for rank in range(world)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,8 @@ from trainwarden_hook.gradients import MAX_FAILURES, SAMPLE_PARTS, GradientTap, 
 from trainwarden_hook.job import Job
 from trainwarden_hook.rows import Row
 from trainwarden_hook.scalars import DeviceScalar, here, is_bad, read
+
+from trainwarden.embedded.ports import free_port
 
 
 class Bucket:
@@ -137,9 +138,7 @@ def test_a_failure_to_measure_is_counted_and_the_average_is_made(monkeypatch: py
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

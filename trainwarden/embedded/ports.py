@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import secrets
 import socket
+from pathlib import Path
 
 from trainwarden.errors import UnavailableError
 
 LOOPBACK = "127.0.0.1"
+LOWEST = 10_240
+USUAL_LOWEST_HANDED_OUT = 32_768
+TRIES = 100
 
 
 def free_port(host: str = LOOPBACK) -> int:
     """Return a TCP port that nobody listens on just now.
 
-    The port is not reserved: whoever binds it next owns it, so callers check their child's exit as well.
+    The port is not reserved: whoever binds it next owns it, so callers check their child's exit as well. It lies below those that the
+    kernel hands to connections going out: none of these takes it meanwhile, nor while a server that is started again on it is down, and
+    nobody who knocks there in that time is connected to itself.
     """
+    lowest_handed_out = _lowest_handed_out()
+    for _ in range(TRIES):
+        port = LOWEST + secrets.randbelow(max(1, lowest_handed_out - LOWEST))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _lowest_handed_out() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return USUAL_LOWEST_HANDED_OUT
 
 
 def require_free_port(host: str, port: int, part: str) -> None:
