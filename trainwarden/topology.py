@@ -113,7 +113,10 @@ class Topology:
         if standing < self._node_origin.get(name, (-len(PRECEDENCE), 0)):
             return None
         self._node_origin[name] = standing
-        self._nodes[name] = {**self._nodes.get(name, {}), **event.attributes}
+        known = self._nodes.get(name)
+        merged = {**(known or {}), **event.attributes}
+        if merged != known:  # each node says again what it is: who looked at that need not look again while nothing is new
+            self._nodes[name] = merged
         return None
 
     def _apply_job(self, name: str, event: TopologyEvent) -> str | None:

@@ -106,6 +106,7 @@ class _Search:
         self._parts, self._bad, self._told = parts, bad, told
         self._for, self._against = float(np.log(_HURT / _HURT_ANYWAY)), float(np.log((1 - _HURT) / (1 - _HURT_ANYWAY)))
         self._left = told.copy()
+        self._total = parts.counts(told)
         self._open = self._suspects()
         self._chosen: list[int] = []
         self._seen_of: dict[int, tuple[int, int]] = {}
@@ -147,8 +148,9 @@ class _Search:
         if not margins or min(margins) >= 0:
             return False
         part = self._chosen.pop(int(np.argmin(margins)))
-        others = np.isin(self._parts.through, self._chosen).any(axis=1)
-        self._left |= (self._parts.through == part).any(axis=1) & self._told & ~others
+        back = self._parts.passing(part) & self._told & ~self._parts.passing(*self._chosen)
+        self._total = self._total + self._parts.counts(back & ~self._left)
+        self._left |= back
         return True
 
     def _best(self, gain: NDArray[np.float64]) -> int:
@@ -181,7 +183,7 @@ class _Search:
 
     def _port(self, part: int) -> tuple[str, str]:
         """Node and rail of a port."""
-        node = self._parts.nodes[int(self._parts.host[self._parts.through == part][0])]
+        node = self._parts.nodes[int(self._parts.hosts(part)[0])]
         return node, self._parts.names[part][len(node) + 1 :]
 
     def _is_hopeless(self) -> bool:
@@ -196,16 +198,7 @@ class _Search:
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Bad and all probes through each part that nobody explains yet; a probe counts once for a part."""
-        hits = np.zeros(len(self._parts.kinds), dtype=np.int64)
-        total = np.zeros(len(self._parts.kinds), dtype=np.int64)
-        for column in range(self._parts.through.shape[1]):
-            through = self._parts.through[:, column]
-            here = self._left & (through >= 0)
-            if column % 2:
-                here &= through != self._parts.through[:, column - 1]
-            total += np.bincount(through[here], minlength=len(total))
-            hits += np.bincount(through[here & self._bad], minlength=len(total))
-        return hits, total
+        return self._parts.counts(self._left & self._bad), self._total
 
     def _gain(self, hits: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(hits * self._for + (total - hits) * self._against + _PRIOR[self._parts.kinds])
@@ -218,13 +211,13 @@ class _Search:
 
     def _has_spatial_evidence(self, part: int) -> bool:
         """Two thirds of the hosts below it suffer, at least two of them, and enough probes elsewhere are there to compare with."""
-        mine = (self._parts.through == part) & self._left[:, None]
-        if int((self._told & ~mine.any(axis=1)).sum()) < _LEAST_WITNESSES:
+        places, host = self._parts.places(part), self._parts.hosts(part)
+        probes = places // self._parts.through.shape[1]
+        mine, bad = self._left[probes], (self._left & self._bad)[probes]
+        if int(self._told.sum()) - np.unique(probes[mine]).size < _LEAST_WITNESSES:
             return False
         count = len(self._parts.nodes)
-        seen = np.bincount(self._parts.host[mine], minlength=count)
-        hurt = np.bincount(self._parts.host[mine & self._bad[:, None]], minlength=count)
-        return self._is_spread(hurt, seen)
+        return self._is_spread(np.bincount(host[bad], minlength=count), np.bincount(host[mine], minlength=count))
 
     def _is_spread(self, hurt: NDArray[np.int64], seen: NDArray[np.int64]) -> bool:
         """Whether enough of the hosts below a part suffer, by their bad probes and all."""
@@ -246,13 +239,15 @@ class _Search:
         if not rival.any():
             return False
         other = int(np.argmax(np.where(rival, gain, -np.inf)))
-        mine, theirs = ((self._parts.through == p).any(axis=1) & self._bad & self._left for p in (part, other))
+        mine, theirs = (self._parts.passing(p) & self._bad & self._left for p in (part, other))
         return bool((mine & theirs).sum() >= 0.8 * mine.sum())
 
     def _choose(self, part: int, gain: float) -> None:
         self._chosen.append(part)
         self._gain_of[part] = gain
-        self._left &= ~(self._parts.through == part).any(axis=1)
+        mine = self._parts.passing(part)
+        self._total = self._total - self._parts.counts(mine & self._left)
+        self._left &= ~mine
         self._open[part] = False
 
     def _apart(self, nodes: list[int]) -> list[int]:
@@ -283,8 +278,8 @@ class _Search:
         fabric = self._gain_of_all(bad, told) + _FABRIC_PRIOR
         covered = set()
         for part in self._chosen:
-            mine = self._parts.through == part
-            covered |= {part} if self._parts.kinds[part] in (NODE, PORT) else set(self._parts.host[mine].tolist())
+            single = self._parts.kinds[part] in (NODE, PORT)
+            covered |= {part} if single else set(self._parts.hosts(part).tolist())
         most = len(covered) >= max(2.0, _FABRIC_SHARE * probed) and not (self._is_one_rail() or self._is_clean_cut())
         return (
             self._tied

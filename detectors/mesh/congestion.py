@@ -19,8 +19,7 @@ def raised_everywhere(parts: Parts, raised: Array, known: Array, share: float) -
     if not told.any() or raised[told].mean() < share:
         return False
     kinds = parts.kinds
-    for part in np.flatnonzero((kinds == LEAF) | (kinds == RAIL) | (kinds == SWITCH)).tolist():
-        beside = told & ~(parts.through == part).any(axis=1)
-        if beside.sum() >= _LEAST_WITNESSES and raised[beside].mean() < share:
-            return False
-    return True
+    shared = np.flatnonzero((kinds == LEAF) | (kinds == RAIL) | (kinds == SWITCH))
+    beside = int(told.sum()) - parts.counts(told)[shared]
+    high = int(raised.sum()) - parts.counts(raised)[shared]
+    return not bool(((beside >= _LEAST_WITNESSES) & (high / np.maximum(beside, 1) < share)).any())

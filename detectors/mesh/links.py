@@ -19,6 +19,7 @@ from detectors.mesh.pace import Pace, PaceLimits, follow
 from detectors.mesh.pairs import RING, Pairs
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
 from detectors.mesh.ports import Ports
+from detectors.mesh.rows import Rows
 from detectors.mesh.surges import MARKED, RESENT_RDMA, RESENT_TCP, Owners, Surges
 from detectors.risk import poisson_at_least
 from detectors.robust import median_of_known
@@ -149,8 +150,8 @@ class MeshLinkDetector(Detector):
         super().__init__(settings)
         self._state = State(Pairs(), Ports())
         self._parts: Parts | None = None
-        self._owners = Owners()
-        self._parts_of: tuple[tuple[tuple[str, str], ...], list[dict[str, str]]] = ((), [])
+        self._owners, self._port_rows, self._pair_rows = Owners(), Rows(), Rows()
+        self._parts_of: tuple[tuple[tuple[str, str], ...], list[dict[str, str]], Topology | None] = ((), [], None)
         chosen = self.settings
         self._limits = PaceLimits(chosen.fabric_job_ratio, chosen.stall_ms, chosen.stall_window_s)
 
@@ -160,9 +161,11 @@ class MeshLinkDetector(Detector):
         for tick in frame.ticks:
             self._follow_absence(tick)
             if (interfaces := tick.family("nic")) is not None:
-                self._state.ports.put(tick, interfaces, self._state.absent, self.settings.flap_window_s)
+                self._state.ports.put(
+                    tick, interfaces, self._state.absent, self.settings.flap_window_s, self._port_rows
+                )
             if (probes := tick.family("mesh")) is not None:
-                self._state.pairs.put(tick.at_ns, probes)
+                self._state.pairs.put(tick.at_ns, probes, self._pair_rows)
                 self._excuse_silent(frame.topology)
             self._state.surges.put(tick, self._owners)
             self._suspect_ports(tick, frame.topology)
@@ -210,14 +213,15 @@ class MeshLinkDetector(Detector):
 
     def _passed(self, topology: Topology) -> Parts:
         """The parts that probes pass; worked out again when probes or the attributes of nodes change."""
-        keys = self._state.pairs.keys
-        nodes = self._parts.nodes if self._parts is not None and self._parts_of[0] is keys else nodes_of(keys)
-        known, seen = self._parts_of, [topology.attributes(node) for node in nodes]
-        same = (
-            known[0] is keys and len(known[1]) == len(seen) and all(a is b for a, b in zip(known[1], seen, strict=True))
-        )
+        keys, (of, known, looked_at) = self._state.pairs.keys, self._parts_of
+        if self._parts is not None and of is keys and looked_at is topology:
+            return self._parts
+        nodes = self._parts.nodes if self._parts is not None and of is keys else nodes_of(keys)
+        seen = [topology.attributes(node) for node in nodes]
+        same = of is keys and len(known) == len(seen) and all(a is b for a, b in zip(known, seen, strict=True))
         if self._parts is None or not same:
-            self._parts, self._parts_of = parts_of(keys, nodes, facts_of(nodes, topology)), (keys, seen)
+            self._parts = parts_of(keys, nodes, facts_of(nodes, topology))
+        self._parts_of = keys, seen, topology
         return self._parts
 
     # --- what it means -------------------------------------------------------------------------------------------------------
@@ -328,7 +332,7 @@ class MeshLinkDetector(Detector):
         for node, rail in found.rails_of.items():
             if self._state.absent.get(node, 0) or not (f"node|{node}" in told or self._is_slower(node, frame.topology)):
                 continue
-            mine = plain & self._ends_at(node)
+            mine = plain & self._ends_at(node, frame.topology)
             value, usual = float(np.median(typical[mine])), float(np.median(np.exp(self._state.pairs.log_base[mine])))
             why = (
                 f"probes over rail {rail} take {value:.2f} ms (usual {usual:.2f} ms), those over its other rails do not"
@@ -341,9 +345,10 @@ class MeshLinkDetector(Detector):
         pace = self._state.paces.get(layout.job) if layout is not None else None
         return pace is not None and pace.deviations() >= self.settings.marked_deviations
 
-    def _ends_at(self, node: str) -> Array:
+    def _ends_at(self, node: str, topology: Topology) -> Array:
         """Probes from and to a node."""
-        return np.array([node in key for key in self._state.pairs.keys], dtype=np.bool_)
+        parts = self._passed(topology)
+        return parts.passing(parts.number[node])
 
     def _is_measurable(self) -> bool:
         """Whether some job goes slower, by however little, than its usual scatter explains."""
@@ -364,10 +369,9 @@ class MeshLinkDetector(Detector):
         nodes = {name for kind, _, name in places if kind == "node"}
         if not names and not nodes:
             return np.zeros(len(self._state.pairs.keys), dtype=np.bool_)
-        parts, own = self._passed(topology), nodes.__contains__
-        mine = np.array([name in names for name in parts.names], dtype=np.bool_)
-        mine[: len(parts.nodes)] = [own(node) for node in parts.nodes]
-        return np.asarray(((parts.through >= 0) & mine[parts.through]).any(axis=1))
+        parts = self._passed(topology)
+        shared = [number for name in names for number in parts.shared.get(name, ())]
+        return parts.passing(*shared, *(parts.number[node] for node in nodes if node in parts.number))
 
     def _support_found(
         self, kind: str, found: Explanation, tick: AlignedTick, frame: Frame, bad: Array, typical: Array
@@ -420,7 +424,7 @@ class MeshLinkDetector(Detector):
         parts, name = self._parts, place.partition("|")[2]
         if parts is None:
             return 0
-        number = parts.names.index(name, len(parts.nodes))
+        number = parts.shared[name][0]
         return int(np.unique(parts.host[rows][parts.through[rows] == number]).size)
 
     def _through(self, place: str, topology: Topology) -> Array:
@@ -428,11 +432,8 @@ class MeshLinkDetector(Detector):
         kind, _, name = place.partition("|")
         parts = self._passed(topology)
         if kind == "node":
-            number = parts.nodes.index(name) if name in parts.nodes else -1
-            return np.asarray(parts.ends[:, 1] == number)
-        shared = len(parts.nodes)
-        number = parts.names.index(name, shared) if name in parts.names[shared:] else -2
-        return np.asarray((parts.through == number).any(axis=1))
+            return np.asarray(parts.ends[:, 1] == parts.number.get(name, -1))
+        return parts.passing(*parts.shared.get(name, ())[:1])
 
     def _is_felt(self, kind: str, node: str, rise_ms: float, tick: AlignedTick, frame: Frame) -> bool:
         """Whether the node's job feels what the probes see; a node that is silent altogether is another detector's business."""

@@ -8,6 +8,7 @@ Such a weight exceeds 1 / a under health with probability at most a, whatever th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,17 @@ class Lossy:
     reached: int
     first: int
     last: int
+
+
+@dataclass(frozen=True)
+class _Probes:
+    """Ticks × probes, and their sums."""
+
+    parts: Parts
+    lost: Array
+    sent: Array
+    all_lost: Any
+    all_sent: Any
 
 
 @dataclass(frozen=True)
@@ -99,15 +111,16 @@ def loser(
         Parts with fewer losses, or of less weight, are not named.
     """
     lost = _without_common(parts, lost)
+    probes = _Probes(parts, lost, sent, lost.sum(), sent.sum())
     by_node: dict[int, _Part] = {}
     for part in crowded(parts, lost, least).tolist():
-        node = part if parts.kinds[part] == NODE else int(parts.host[parts.through == part][0])
+        node = part if parts.kinds[part] == NODE else int(parts.hosts(part)[0])
         if among[node] and parts.targets[node]:
-            one = _weigh(parts, part, lost, sent, quiet)
+            one = _weigh(probes, part, quiet)
             by_node[node] = max(one, by_node.get(node, one), key=lambda known: known.weight)
     if not by_node or max(one.weight for one in by_node.values()) < least_weight:
         return None
-    return _choose(parts, by_node, lost, sent, quiet, among)
+    return _choose(probes, by_node, quiet, among)
 
 
 def _without_common(parts: Parts, lost: Array) -> Array:
@@ -118,21 +131,24 @@ def _without_common(parts: Parts, lost: Array) -> Array:
     return np.where(hit[:, None], 0.0, lost) if hit.any() else lost
 
 
-def _weigh(parts: Parts, part: int, lost: Array, sent: Array, quiet: float) -> _Part:
-    mine = (parts.through == part).any(axis=1)
-    lossy, probed = lost[:, mine].sum(axis=1) > 0, sent[:, mine].sum(axis=1)
-    elsewhere = (lost.sum() - lost[:, mine].sum()) / (sent.sum() - probed.sum() + _CAUTION)
+def _weigh(probes: _Probes, part: int, quiet: float) -> _Part:
+    mine = probes.parts.passing(part)
+    rows = np.flatnonzero(mine)
+    lost, sent = probes.lost[:, rows], probes.sent[:, rows]
+    lossy, probed = lost.sum(axis=1) > 0, sent.sum(axis=1)
+    elsewhere = (probes.all_lost - lost.sum()) / (probes.all_sent - probed.sum() + _CAUTION)
     ticks = int((probed > 0).sum())
     weight = log_weight(int(lossy.sum()), ticks, float(probed.sum()) / max(ticks, 1), max(quiet, float(elsewhere)))
     return _Part(part, weight, mine, lossy)
 
 
-def _choose(parts: Parts, by_node: dict[int, _Part], lost: Array, sent: Array, quiet: float, among: Array) -> Lossy:
+def _choose(probes: _Probes, by_node: dict[int, _Part], quiet: float, among: Array) -> Lossy:
+    parts, lost, sent = probes.parts, probes.lost, probes.sent
     node, best = max(by_node.items(), key=lambda item: item[1].weight)
     silent = int((among & parts.targets).sum()) - len(by_node)
     hurt = np.unique(parts.through[best.rows & lost.any(axis=0)])
     wider = hurt[(hurt >= 0) & (parts.kinds[hurt] != NODE) & (parts.kinds[hurt] != PORT)].tolist()
-    shared = [_weigh(parts, part, lost, sent, quiet).weight + _SHARED_PRIOR for part in wider]
+    shared = [_weigh(probes, part, quiet).weight + _SHARED_PRIOR for part in wider]
     others = [*(one.weight for one in by_node.values()), *shared, *_of_silent(parts, silent, sent, quiet)]
     return _told(parts, node, best, float(np.exp(best.weight - np.logaddexp.reduce(others))), lost, sent)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
-import numpy as np
 
 from trainwarden.clock import NS_PER_MS, NS_PER_S
 from trainwarden.records import StepReport, StepRow
@@ -48,14 +48,14 @@ class Pace(msgspec.Struct):
 
     def ratio(self) -> float:
         """Newest over usual."""
-        return float(np.median(self.newest_ms)) / self.usual_ms if self.learnt and self.newest_ms else 0.0
+        return median(self.newest_ms) / self.usual_ms if self.learnt and self.newest_ms else 0.0
 
     def deviations(self) -> float:
         """How far the newest steps lie above the usual ones, in standard errors of their median; 0 when not known, or within 2 %."""
         if not self.learnt or len(self.newest_ms) < _NEWEST or self.ratio() < 1.02:
             return 0.0
         error_ms: float = 1.2533 * 1.2533 * self.spread_ms / math.sqrt(_NEWEST)
-        return (float(np.median(self.newest_ms)) - self.usual_ms) / max(error_ms, 1e-6 * self.usual_ms, 1e-9)
+        return (median(self.newest_ms) - self.usual_ms) / max(error_ms, 1e-6 * self.usual_ms, 1e-9)
 
     def take(self, rows: list[StepRow], limits: PaceLimits) -> None:
         """Steps not seen before: in a synchronous job all ranks take equally long, so whoever reports first is believed."""

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import FamilyMatrix
+from detectors.mesh.rows import Rows
 from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
 
@@ -48,10 +49,10 @@ class Pairs(msgspec.Struct):
     loss_rate: float = 0.0
     probes_seen: float = 0.0
 
-    def put(self, at_ns: int, matrix: FamilyMatrix) -> None:
+    def put(self, at_ns: int, matrix: FamilyMatrix, rows: Rows | None = None) -> None:
         """One tick's probes. Pairs not probed for ten minutes are forgotten, and sooner where there are very many."""
         self._forget()
-        index = self._rows(matrix.entities)
+        index = self._rows(matrix.entities, rows or Rows())
         self.cursor = (self.cursor + 1) % RING
         self.times[self.cursor] = at_ns
         self.rtt_ms[self.cursor] = np.nan
@@ -138,15 +139,14 @@ class Pairs(msgspec.Struct):
             long = (matrix.column("rtt_max_ms") >= _LATE_MS) & (matrix.column("rtt_max_ms") >= _LATE_FACTOR * usual)
             return np.asarray(long & (matrix.column("rtt_ms") < 3.0 * usual) & (self.known[index] > 0))
 
-    def _rows(self, entities: tuple[tuple[str, str], ...]) -> Array:
-        if entities is self.keys or entities == self.keys:
-            return np.arange(len(entities))
-        index = {key: number for number, key in enumerate(self.keys)}
-        new = [key for key in entities if key not in index]
-        if new:
-            index.update({key: len(self.keys) + number for number, key in enumerate(new)})
-            self._grow(new)
-        return np.array([index[key] for key in entities], dtype=np.int64)
+    def _rows(self, entities: tuple[tuple[str, str], ...], rows: Rows) -> Array:
+        index = rows.of(entities, self.keys)
+        if index is None:
+            known = set(self.keys)
+            self._grow([key for key in entities if key not in known])
+            index = rows.of(entities, self.keys)
+        assert index is not None  # those that were missing were added
+        return index
 
     def _grow(self, new: list[tuple[str, str]]) -> None:
         count = len(new)

@@ -53,6 +53,64 @@ class Parts:
         probed[self.ends[:, 1]] = True
         return probed
 
+    @cached_property
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """Numbers of the parts that are no nodes, by name, lowest first."""
+        found: dict[str, tuple[int, ...]] = {}
+        for number in range(len(self.nodes), len(self.names)):
+            name = self.names[number]
+            found[name] = (*found.get(name, ()), number)
+        return found
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Numbers of the nodes."""
+        return {name: number for number, name in enumerate(self.nodes)}
+
+    def hosts(self, part: int) -> NDArray[np.int64]:
+        """Ends on whose behalf probes pass a part, in their order."""
+        return np.asarray(self.host.ravel()[self.places(part)])
+
+    def places(self, part: int) -> NDArray[np.int64]:
+        """Where `through` names a part, as places in the flat array, lowest first."""
+        order, starts = self._inverse
+        return order[starts[part] : starts[part + 1]]
+
+    def passing(self, *parts: int) -> NDArray[np.bool_]:
+        """Which probes pass one of these parts."""
+        mine = np.zeros(len(self.through), dtype=np.bool_)
+        for part in parts:
+            mine[self.places(part) // self.through.shape[1]] = True
+        return mine
+
+    def counts(self, probes: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """How many of these probes pass each part; a probe counts once for a part."""
+        if 2 * np.count_nonzero(probes) > len(probes):  # nearly all, as a rule: what is left is quicker to count
+            return np.asarray(self._all - self._counted(~probes))
+        return self._counted(probes)
+
+    def _counted(self, probes: NDArray[np.bool_]) -> NDArray[np.int64]:
+        once = self._once[np.flatnonzero(probes)]
+        return np.bincount(once[once >= 0], minlength=len(self.kinds))
+
+    @cached_property
+    def _all(self) -> NDArray[np.int64]:
+        return self._counted(np.ones(len(self.through), dtype=np.bool_))
+
+    @cached_property
+    def _inverse(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places in the flat `through` by part, and where each part's begin: ten columns are not searched for each part asked about."""
+        flat = self.through.ravel()
+        order = np.argsort(flat, kind="stable")
+        return order, np.searchsorted(flat[order], np.arange(len(self.kinds) + 1))
+
+    @cached_property
+    def _once(self) -> NDArray[np.int64]:
+        """`through` without what a target's end passes and the prober's did already."""
+        once = self.through.copy()
+        once[:, 1::2][once[:, 1::2] == once[:, ::2]] = -1
+        return once
+
 
 def facts_of(nodes: Sequence[str], topology: Topology) -> Facts:
     """What of the topology matters here, to tell whether it changed."""

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from detectors.base import AlignedTick, FamilyMatrix
+from detectors.mesh.rows import Rows
 from detectors.state import Array
 from trainwarden.clock import NS_PER_S
 
@@ -31,10 +32,12 @@ class Ports(msgspec.Struct):
     down_since_ns: Array = msgspec.field(default_factory=_zeros)
     drops_ns: dict[int, list[int]] = {}
 
-    def put(self, tick: AlignedTick, matrix: FamilyMatrix, absent: dict[str, int], window_s: float) -> None:
+    def put(
+        self, tick: AlignedTick, matrix: FamilyMatrix, absent: dict[str, int], window_s: float, rows: Rows | None = None
+    ) -> None:
         """One tick's interfaces. Those of nodes that are absent are kept, others that are gone are forgotten."""
         carrier, role, changes = matrix.column("carrier"), matrix.column("role"), matrix.column("carrier_changes_per_s")
-        index = self._rows(matrix.entities, absent)
+        index = self._rows(matrix.entities, absent, rows or Rows())
         with np.errstate(invalid="ignore"):
             mine = (
                 np.isfinite(carrier)
@@ -58,9 +61,22 @@ class Ports(msgspec.Struct):
         self.down_ticks[index] = np.where(down, self.down_ticks[index] + 1, np.where(up, 0, self.down_ticks[index]))
         self.up_ticks[index] = np.where(up, self.up_ticks[index] + 1, np.where(down, 0, self.up_ticks[index]))
 
-    def _rows(self, entities: tuple[tuple[str, str], ...], absent: dict[str, int]) -> Array:
-        if entities is self.keys or entities == self.keys:
-            return np.arange(len(entities))
+    def _rows(self, entities: tuple[tuple[str, str], ...], absent: dict[str, int], rows: Rows) -> Array:
+        index = rows.of(entities, self.keys)
+        if index is None or not self._are_absent(index, absent):
+            self._settle(entities, absent)
+            index = rows.of(entities, self.keys)
+        assert index is not None  # those that were missing were added
+        return index
+
+    def _are_absent(self, index: Array, absent: dict[str, int]) -> bool:
+        """Whether all that are not in this tick are of nodes that are absent."""
+        beside = np.ones(len(self.keys), dtype=np.bool_)
+        beside[index] = False
+        return all(self.keys[row][0] in absent for row in np.flatnonzero(beside).tolist())
+
+    def _settle(self, entities: tuple[tuple[str, str], ...], absent: dict[str, int]) -> None:
+        """Forget those that are gone, make room for those that are new."""
         seen = set(entities)
         keep = [i for i, key in enumerate(self.keys) if key in seen or key[0] in absent]
         old = {self.keys[i] for i in keep}
@@ -73,5 +89,3 @@ class Ports(msgspec.Struct):
         self.up_ticks, self.down_ticks, self.down_since_ns = (
             np.append(values[keep], pad) for values in (self.up_ticks, self.down_ticks, self.down_since_ns)
         )
-        place = {key: number for number, key in enumerate(self.keys)}
-        return np.array([place[key] for key in entities], dtype=np.intp)
