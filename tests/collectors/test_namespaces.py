@@ -89,6 +89,10 @@ def mesh(tick: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def is_healthy(tick: dict[str, Any]) -> bool:
+    return mesh(tick)["sent_count"] >= 3 and mesh(tick)["lost_count"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("rail")
 def test_probes_and_interfaces_of_two_namespaces(tmp_path: Path) -> None:
@@ -101,14 +105,12 @@ def test_probes_and_interfaces_of_two_namespaces(tmp_path: Path) -> None:
             stack.callback(agents[-1].wait)
             stack.callback(agents[-1].kill)
         for agent in agents:
-            healthy = until(agent, lambda tick: mesh(tick)["sent_count"] >= 3 and mesh(tick)["lost_count"] == 0)
-            assert 0 <= mesh(healthy)["rtt_ms"] < 50
+            healthy = until(agent, lambda tick: is_healthy(tick) and 0 <= mesh(tick)["rtt_ms"] < 50)
             assert list(healthy["nic"]) == ["rail0"]
             assert (healthy["nic"]["rail0"]["carrier"], healthy["nic"]["rail0"]["role"]) == (1, 1)
         if subprocess.run(["tc", "-n", NODES[1], "qdisc", "add", "dev", "rail0", "root", "netem", "delay", "80ms"],
                           capture_output=True, check=False).returncode == 0:  # fmt: skip
-            slow = until(agents[0], lambda tick: mesh(tick)["rtt_ms"] >= 80)
-            assert mesh(slow)["rtt_ms"] < 200
+            until(agents[0], lambda tick: 80 <= mesh(tick)["rtt_ms"] < 200)
             ip("netns", "exec", NODES[1], "tc", "qdisc", "del", "dev", "rail0", "root")
             until(agents[0], lambda tick: mesh(tick)["rtt_ms"] < 50)
         ip("-n", NODES[1], "link", "set", "rail0", "down")
@@ -116,4 +118,4 @@ def test_probes_and_interfaces_of_two_namespaces(tmp_path: Path) -> None:
         assert down["nic"]["rail0"]["up"] == 1
         until(agents[1], lambda tick: mesh(tick)["lost_count"] >= 3 and tick["nic"]["rail0"]["up"] == 0)
         ip("-n", NODES[1], "link", "set", "rail0", "up")
-        until(agents[0], lambda tick: mesh(tick)["sent_count"] >= 3 and mesh(tick)["lost_count"] == 0)
+        until(agents[0], is_healthy)

@@ -22,7 +22,6 @@ from trainwarden.records import StepReport, StepRow, Verdict
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 WORLD, TOTAL = 3, 12
-FLIP_STEP = 300
 
 
 class Collector:
@@ -56,7 +55,7 @@ def weights_of_one_process(steps: int) -> list[float]:
 def running(tmp_path: Path) -> Iterator[tuple[Cluster, Collector]]:
     collector = Collector(tmp_path / "collector.sock")
     flags = ["--nnodes", "1:1", "--nproc-per-node", str(WORLD)]
-    cluster = Cluster(tmp_path, 1, ["--folder", str(tmp_path), "--flip", f"1:{FLIP_STEP}"], flags, "shared.py")
+    cluster = Cluster(tmp_path, 1, ["--folder", str(tmp_path), "--flip", "1"], flags, "shared.py")
     cluster.env["TRAINWARDEN_SOCKET"] = str(tmp_path / "collector.sock")
     try:
         cluster.start_warden("n0")
@@ -91,7 +90,7 @@ def verdicts_on(rows: list[tuple[int, StepRow]]) -> list[Verdict]:
 
 
 def test_shares_change_together_the_model_does_not_and_a_flipped_bit_is_named(
-    running: tuple[Cluster, Collector],
+    running: tuple[Cluster, Collector], tmp_path: Path
 ) -> None:
     cluster, collector = running
     cluster.wait_rows(1, 10, WORLD)
@@ -109,22 +108,29 @@ def test_shares_change_together_the_model_does_not_and_a_flipped_bit_is_named(
 
     shown = max(row["step"] for row in rows if row["weights"])
     assert shown > steps[1], "weights are shown every 20 steps"
-    assert shown < FLIP_STEP
     alone = weights_of_one_process(shown + 1)
     for row in rows:
         if row["step"] == shown:
             differences = [abs(a - b) / max(abs(b), 1e-3) for a, b in zip(row["weights"], alone, strict=True)]
             assert max(differences) < 1e-12
 
-    cluster.wait_rows(1, FLIP_STEP + 25, WORLD)
+    def sums() -> dict[int, list[float]]:
+        """Of every step whose checksum all ranks told, by rank."""
+        told: dict[int, dict[int, float]] = {}
+        for rank, row in list(collector.rows):
+            if not math.isnan(row.param_checksum):
+                told.setdefault(row.step, {})[rank] = row.param_checksum
+        return {step: [found[rank] for rank in range(WORLD)] for step, found in told.items() if len(found) == WORLD}
 
-    def sums(step: int) -> dict[int, float]:
-        return {rank: row.param_checksum for rank, row in list(collector.rows) if row.step == step}
-
-    check = FLIP_STEP + 20
-    wait_for("the checks", lambda: len(sums(check)) == WORLD and len(sums(FLIP_STEP - 10)) == WORLD)
-    assert len(set(sums(FLIP_STEP - 10).values())) == 1
-    assert not any(math.isnan(value) for value in sums(check).values())
-    assert sums(check)[1] != sums(check)[0] == sums(check)[2]
-    said: list[Any] = [(v.kind, v.entity.name, v.rank) for v in verdicts_on(list(collector.rows))]
+    wait_for("a check", sums)
+    (tmp_path / "flip").touch()
+    wait_for("the flip", (tmp_path / "flipped").exists)
+    flipped = int((tmp_path / "flipped").read_text())
+    wait_for("a check after it", lambda: max(sums()) > flipped)
+    checked = sums()
+    assert all(len(set(found)) == 1 for step, found in checked.items() if step < flipped)
+    first = checked[min(step for step in checked if step > flipped)]
+    assert first[1] != first[0] == first[2]
+    verdicts = wait_for("a word of the detector, which looks twice", lambda: verdicts_on(list(collector.rows)))
+    said: list[Any] = [(v.kind, v.entity.name, v.rank) for v in verdicts]
     assert said == [("silent_corruption", "n1", 1)]

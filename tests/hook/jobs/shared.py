@@ -41,11 +41,22 @@ def pace_s(folder: str) -> float:
         return 0.004
 
 
+def flip_is_due(folder: Path, step: int) -> bool:
+    """Once; the step is put where the file was."""
+    if not (folder / "flip").exists():
+        return False
+    (folder / "flip").write_text(str(step))
+    (folder / "flip").rename(folder / "flipped")
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--flip", default="", metavar="RANK:STEP", help="flip a mantissa bit of a parameter there")
+    parser.add_argument(
+        "--flip", type=int, metavar="RANK", help="flip a bit of a parameter there once a file `flip` exists"
+    )
     given = parser.parse_args()
     tw.init_process_group("gloo")
     model = DistributedDataParallel(make_model())
@@ -61,7 +72,7 @@ def main() -> None:
                     time.sleep(pace)
                     loss += job.backward(loss_of(model, part))
                 optimizer.step()
-                if given.flip == f"{dist.get_rank()}:{step}":
+                if given.flip == dist.get_rank() and flip_is_due(Path(given.folder), step):
                     next(model.parameters()).detach().view(-1)[5:6].view(torch.int64).bitwise_xor_(1 << 30)
                 s.report(loss=loss * job.division.world, samples=SAMPLES * job.division.mine // MICRO_BATCHES)
             weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
