@@ -29,6 +29,7 @@ from collectors.exposition import exposition
 from collectors.files import Files
 from collectors.outbox import Outbox, Sender
 from collectors.peers import PeerLearner
+from collectors.predecessor import Predecessor
 from collectors.processor import OneProcessor, affinity
 from collectors.ranks import RankBoard
 from collectors.runner import Round, take
@@ -320,7 +321,8 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     spool = Spool(spool_directory, collector.spool_bytes, metrics)
     boot_id = uuid.uuid4().hex[:16]
     block = topics.node_block(node, collector.rack)
-    outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics)
+    before = Predecessor(spool_directory, boot_id)
+    outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics, before)
     ranks = RankBoard(spool_directory / "ranks.json", clock)
     context = Context(
         node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts()

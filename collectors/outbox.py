@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from collectors.predecessor import Predecessor
 from collectors.spool import Entry, Held, Spool, Value
 from trainwarden import topics
 from trainwarden.bus import Bus, Publisher
@@ -38,12 +39,23 @@ class Outbox:
         Of this run of the agent; with `seq` per record kind it orders what one agent says.
     block
         Partition key of the node.
+    before
+        The agent that ran here before: ticks name it.
     """
 
     def __init__(
-        self, cluster: str, node: str, boot_id: str, block: bytes, clock: Clock, spool: Spool, metrics: Metrics
+        self,
+        cluster: str,
+        node: str,
+        boot_id: str,
+        block: bytes,
+        clock: Clock,
+        spool: Spool,
+        metrics: Metrics,
+        before: Predecessor | None = None,
     ) -> None:
         self._header = {"cluster": cluster, "node": node, "boot_id": boot_id}
+        self._before = before
         self._block = block
         self._clock = clock
         self._spool = spool
@@ -122,8 +134,10 @@ class Outbox:
     def _entry(self, topic: str, key: bytes, record: Record, value_class: Value, now_ns: int) -> Entry:
         """The record with its header, encoded. Under the lock: entries are kept in the order of their numbers."""
         seq = self._seq[type(record)] = self._seq.get(type(record), -1) + 1
-        at_ns = record.observed_at_ns or now_ns
-        stamped = msgspec.structs.replace(record, seq=seq, observed_at_ns=at_ns, **self._header)
+        header: dict[str, object] = {**self._header, "seq": seq, "observed_at_ns": record.observed_at_ns or now_ns}
+        if self._before is not None and isinstance(record, Tick):
+            header["succeeds"] = self._before.spoken()
+        stamped = msgspec.structs.replace(record, **header)
         return Entry(value_class, now_ns, topic, key, encode(stamped))
 
 

@@ -167,6 +167,7 @@ class Aligner:
                 "inferred": [encode(event) for event in self.inferred],
                 "parked": [[p.since_ns, *_plain(p.placed)] for p in self._parked],
                 "voices": [self._voices.snapshot(), [[node, *_plain(placed)] for node, placed in self._voices.held()]],
+                "unproven": sorted(self._voices.unproven),
             }
         )
 
@@ -186,6 +187,7 @@ class Aligner:
         ]
         voices, held = state.get("voices", ({}, ()))  # an older worker did not tell voices apart
         self._voices.restore(voices, [(node, Placed(t, part, offset, decode(p))) for node, t, part, offset, p in held])
+        self._voices.unproven = set(state.get("unproven", ()))
 
     def _heard(self, pending: list[Placed], now_ns: int) -> list[Placed]:
         """What the collector of each node says; topology and catalogues have speakers of other kinds, too."""

@@ -50,7 +50,7 @@ def summary_of(
     ticks: Mapping[str, Tick],
 ) -> Summary:
     """One aligned tick of a block, for the second stage; `ticks` are those of the nodes that it was made of."""
-    boots, heard = speakers_of(tick.nodes, ticks)
+    speakers = speakers_of(tick.nodes, ticks)
     return Summary(
         cluster=cluster,
         node=f"block/{block}",
@@ -64,8 +64,9 @@ def summary_of(
         sheets=tuple(_sheet(tick.families[name]) for name in sorted(tick.families)),
         gaps=tuple(sorted(tick.gaps.items())),
         inferred=tuple(inferred),
-        boots=boots,
-        heard=heard,
+        boots=speakers.boots,
+        heard=speakers.heard,
+        succeeds=speakers.succeeds,
     )
 
 

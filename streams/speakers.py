@@ -9,21 +9,31 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from trainwarden.records import Sheet, Summary, Tick
 
+NOBODY = Tick()
 FORGED, ABSENT, NOT_TOLD, BELIEVED = range(4)
 """How good a block's word about a node is; an absent node is better than an impostor's."""
 
 
-def speakers_of(nodes: Sequence[str], ticks: Mapping[str, Tick]) -> tuple[tuple[str, ...], bytes]:
-    """Boot id and time of the tick that each node's row is made of; nothing and 0 for a node without one."""
-    found = [ticks.get(node) for node in nodes]
-    heard = array("q", [tick.observed_at_ns if tick is not None else 0 for tick in found])
-    return tuple(tick.boot_id if tick is not None else "" for tick in found), heard.tobytes()
+class Speakers(NamedTuple):
+    """By node: boot id and time of the tick that its row is made of, and whom that names as the one before; nothing and 0 without one."""
+
+    boots: tuple[str, ...]
+    heard: bytes
+    succeeds: tuple[str, ...]
+
+
+def speakers_of(nodes: Sequence[str], ticks: Mapping[str, Tick]) -> Speakers:
+    """Whose word the rows of these nodes are."""
+    found = [ticks.get(node, NOBODY) for node in nodes]
+    heard = array("q", [tick.observed_at_ns for tick in found])
+    return Speakers(tuple(t.boot_id for t in found), heard.tobytes(), tuple(t.succeeds for t in found))
 
 
 def words_of(part: Summary) -> Iterator[Tick]:
@@ -32,9 +42,10 @@ def words_of(part: Summary) -> Iterator[Tick]:
         return  # an older worker did not say whose word it is
     heard = array("q")
     heard.frombytes(part.heard)
-    for node, boot, heard_ns in zip(part.nodes, part.boots, heard, strict=True):
+    before = part.succeeds or ("",) * len(part.nodes)
+    for node, boot, heard_ns, succeeds in zip(part.nodes, part.boots, heard, before, strict=True):
         if boot:
-            yield Tick(cluster=part.cluster, node=node, boot_id=boot, observed_at_ns=heard_ns)
+            yield Tick(cluster=part.cluster, node=node, boot_id=boot, observed_at_ns=heard_ns, succeeds=succeeds)
 
 
 def each_node_once(parts: list[Summary], boot_of: Callable[[str], str]) -> list[Summary]:
@@ -75,6 +86,7 @@ def without(part: Summary, nodes: Set[str]) -> Summary:
         inferred=tuple(event for event in part.inferred if event.node not in nodes),
         boots=tuple(part.boots[at] for at in kept) if part.boots else (),
         heard=heard[kept].tobytes() if part.boots else b"",
+        succeeds=tuple(part.succeeds[at] for at in kept) if part.succeeds else (),
     )
 
 

@@ -4,6 +4,9 @@ Records are not signed, so anybody who may write to a raw topic can speak in a n
 collector or to know its boot id (64 random bits, made anew at each start, readable only by whoever may read the raw topics). So the voice
 that has a node keeps it for as long as it speaks, and another one waits until the first has been silent: a collector that was started again
 is heard then, an impostor is found out by the next word of the one whose name he took, and all that he said is refused.
+
+A collector that starts again names the boot id of the one before it in its ticks (`Tick.succeeds`). Who can do that is heard at once, and
+takes a node back from whoever got it by a silence alone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Record
+from trainwarden.records import Record, Tick
 
 HANDOVER_NS = 2 * NS_PER_S
 """A node is given to another voice when its own has been silent for so long; shorter than a restart takes."""
@@ -26,6 +29,7 @@ AHEAD_NS = 5 * NS_PER_S
 """A voice that dates its words so far ahead could not be told to be later than the other: it waits longer, too."""
 FORGET_NS = 3600 * NS_PER_S
 FORMER_KEPT = 3
+LAST_NS = 2**63
 HELD_LIMIT = 500
 """Records of one node that may wait for a hand-over."""
 
@@ -64,6 +68,8 @@ class Voices(Generic[S]):
     def __init__(self) -> None:
         self._voices: dict[str, _Voice[S]] = {}
         self._prune_ns = 0
+        self.unproven: set[str] = set()
+        """Nodes whose voice got them by a silence alone."""
 
     def admit(self, spoken: Sequence[S], now_ns: int) -> tuple[list[S], list[tuple[S, str]]]:
         """What counts, in no order, and what is refused with the reason. Records without node or boot id are nobody's and count."""
@@ -78,6 +84,7 @@ class Voices(Generic[S]):
                 admitted.append(item)
             else:
                 claims.append(item)
+        claims.sort(key=_turn)
         for item in claims:
             self._claim(item, now_ns, admitted, refused)
         for voice in self._voices.values():
@@ -142,6 +149,9 @@ class Voices(Generic[S]):
         elif record.boot_id == voice.boot:
             voice.heard_ns, voice.newest_ns = now_ns, max(voice.newest_ns, record.observed_at_ns)
             admitted.append(item)
+        elif self._succeeds(voice, record):
+            refused += self._hand_over(voice, record, now_ns, admitted)
+            admitted.append(item)
         elif voice.claim not in ("", record.boot_id) or len(voice.held) >= HELD_LIMIT:
             refused.append((item, _reason(record.node, record.boot_id, voice.boot)))
         else:
@@ -150,6 +160,33 @@ class Voices(Generic[S]):
             voice.held.append(item)
             if len(voice.held) >= HELD_LIMIT:
                 self._settle(voice, now_ns, admitted)
+
+    def _succeeds(self, voice: _Voice[S], record: Record) -> bool:
+        """Whether this one knows the boot id of who has the node, or of who had it before it was lost by a silence."""
+        before = record.succeeds if isinstance(record, Tick) else ""
+        return bool(before) and (before == voice.boot or (record.node in self.unproven and before in voice.former))
+
+    def _hand_over(self, voice: _Voice[S], record: Record, now_ns: int, admitted: list[S]) -> list[tuple[S, str]]:
+        """To one who has proved that he is the next; whoever else claims the node is refused, and who has it without a proof loses it."""
+        first_ns, refused = record.observed_at_ns, []
+        if voice.claim == record.boot_id:
+            admitted += voice.held
+            first_ns = min(first_ns, voice.claimed_ns)
+        elif voice.claim:
+            refused = self._found_out(voice, record.node, now_ns)
+        if isinstance(record, Tick) and record.succeeds == voice.boot:
+            voice.former = [*voice.former, voice.boot][-FORMER_KEPT:]
+        else:
+            voice.wary_ns = now_ns + WARY_NS
+        voice.boot, voice.heard_ns, voice.first_ns, voice.newest_ns = (
+            record.boot_id,
+            now_ns,
+            first_ns,
+            record.observed_at_ns,
+        )
+        voice.claim, voice.held = "", []
+        self.unproven.discard(record.node)
+        return refused
 
     def _return(self, voice: _Voice[S], record: Record, now_ns: int) -> list[tuple[S, str]]:
         """One who was thought gone: what he said before he went still counts. When he speaks on, he was never gone."""
@@ -167,6 +204,7 @@ class Voices(Generic[S]):
         if not self._is_due(voice, now_ns):
             return
         admitted += voice.held
+        self.unproven.add(voice.held[0].record.node)
         voice.former = [*voice.former, voice.boot][-FORMER_KEPT:]
         voice.boot, voice.heard_ns, voice.first_ns = voice.claim, now_ns, voice.claimed_ns
         voice.newest_ns = max(item.record.observed_at_ns for item in voice.held)
@@ -185,6 +223,13 @@ class Voices(Generic[S]):
             return
         self._prune_ns = now_ns
         self._voices = {n: v for n, v in self._voices.items() if v.held or now_ns - v.heard_ns < FORGET_NS}
+        self.unproven &= self._voices.keys()
+
+
+def _turn(item: Spoken) -> int:
+    """Those who name a predecessor come first, one after the other."""
+    record = item.record
+    return record.observed_at_ns - LAST_NS if isinstance(record, Tick) and record.succeeds else 0
 
 
 def _reason(node: str, claims: str, has: str) -> str:

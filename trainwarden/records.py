@@ -127,7 +127,8 @@ class Tick(Record, frozen=True, tag="tick"):
     """One node, one interval: everything numeric that its collector read.
 
     `blocks` hold samples by family; `placements` the ranks on this node; `gaps` the sources that failed and why;
-    `spooled` says that the record waited on disk while the broker was away.
+    `spooled` says that the record waited on disk while the broker was away. `succeeds` is the boot id of the collector that ran on the
+    node before: who knows it has a right to the node.
     """
 
     interval_ms: Int = 1000
@@ -135,6 +136,7 @@ class Tick(Record, frozen=True, tag="tick"):
     placements: tuple[Placement, ...] = ()
     gaps: tuple[Gap, ...] = ()
     spooled: bool = False
+    succeeds: str = ""
 
 
 class StepRow(Part, frozen=True):
@@ -224,7 +226,7 @@ class Summary(Record, frozen=True, tag="summary"):
 
     `closed_at_ns` is when the block's cell was cut, `present` one byte per node of `nodes`, `inferred` the placements that the block
     learnt from its ticks in that cut. `boots` says whose word each node's row is, `heard` when he said it (8 bytes per node):
-    "" and 0 for a node that is absent, both empty from an older worker. Identity is (`block`, `at_ns`): a successor's repeat is the same
+    `succeeds` whom he names as the one before him: "" and 0 for a node that is absent, all empty from an older worker. Identity is (`block`, `at_ns`): a successor's repeat is the same
     record.
     """
 
@@ -239,6 +241,7 @@ class Summary(Record, frozen=True, tag="summary"):
     inferred: tuple[TopologyEvent, ...] = ()
     boots: tuple[str, ...] = ()
     heard: bytes = b""
+    succeeds: tuple[str, ...] = ()
 
 
 class FrameCut(Record, frozen=True, tag="cut"):

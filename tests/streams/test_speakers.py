@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from detectors.base import Frame
 from streams.align import AlignSettings
@@ -85,6 +86,14 @@ def test_a_collector_that_starts_again_is_heard_whole() -> None:
         found += lines(told)
     assert found == ["old"] * 4 + ["new"] * 6
     assert share.reasons() == []
+
+
+def test_who_names_the_one_before_him_is_heard_at_once_after_a_forgery() -> None:
+    share = Share()
+    for second in range(3):
+        share.hear(second, summary(0, second, {"n": "old"}), line("n", "false", second))
+    first = replace(summary(0, 3, {"n": "new"}), succeeds=("old",))
+    assert lines(share.hear(3, line("n", "new", 2.9), first)) == ["new"]
 
 
 def test_an_impostor_in_another_partition_gets_no_row() -> None:

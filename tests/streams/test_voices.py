@@ -8,7 +8,7 @@ import pytest
 
 from streams.voices import HELD_LIMIT, Voices
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import LogEvent, Record
+from trainwarden.records import LogEvent, Record, Tick
 
 START_NS = 10**18
 
@@ -129,3 +129,57 @@ def test_who_waits_still_does_after_a_restart_of_the_worker() -> None:
     successor.voices.restore(ear.voices.snapshot(), list(ear.voices.held()))
     assert successor.hear(1) == []
     assert successor.hear(2.1) == ["new@0.5"]
+
+
+def next_of(before: str, boot: str, at_s: float) -> Item:
+    """The first word of a collector that names the one before it."""
+    return Item(Tick(node="n", boot_id=boot, observed_at_ns=START_NS + int(at_s * NS_PER_S), succeeds=before))
+
+
+def boots(ear: Ear, at_s: float, *items: Item) -> list[str]:
+    admitted, refused = ear.voices.admit(items, START_NS + int(at_s * NS_PER_S))
+    ear.reasons += [reason for _, reason in refused]
+    return [item.record.boot_id for item in admitted]
+
+
+def test_who_names_the_one_before_him_is_heard_at_once_even_where_somebody_has_lied() -> None:
+    ear = Ear()
+    ear.hear(0, said("old", 0), said("false", 0))
+    ear.hear(0.5, said("old", 0.5))
+    assert ear.hear(1, said("new", 1)) == []
+    assert boots(ear, 1.2, next_of("old", "new", 1.2)) == ["new", "new"]
+    assert sorted(ear.hear(1.3, said("old", 0.9), said("new", 1.3))) == ["new@1.3", "old@0.9"]
+    assert len(ear.reasons) == 1
+
+
+def test_a_claim_does_not_keep_the_true_successor_out() -> None:
+    ear = Ear()
+    ear.hear(0, said("old", 0))
+    ear.hear(0.5, said("false", 0.5))
+    assert boots(ear, 1, next_of("old", "new", 1)) == ["new"]
+    assert len(ear.reasons) == 1
+
+
+def test_a_node_that_was_lost_in_a_silence_is_taken_back_by_the_true_successor_and_kept() -> None:
+    ear = Ear()
+    ear.hear(0, said("old", 0))
+    assert ear.hear(3, said("false", 3)) == ["false@3"]
+    assert boots(ear, 5, next_of("old", "new", 5)) == ["new"]
+    for second in range(6, 30):
+        assert ear.hear(second, said("false", second)) == []
+        assert boots(ear, second + 0.5, next_of("old", "new", second)) == ["new"]
+    assert len(ear.reasons) == 24
+
+
+def test_whoever_names_somebody_else_proves_nothing() -> None:
+    ear = Ear()
+    ear.hear(0, said("old", 0))
+    for name in ("older", "false", ""):
+        assert boots(ear, 1, next_of(name, "false", 1)) == []
+    assert boots(ear, 2, next_of("x", "old", 2)) == ["old"]
+
+
+def test_several_starts_in_one_backlog_follow_each_other() -> None:
+    ear = Ear()
+    ear.hear(0, said("a", 0))
+    assert boots(ear, 9, next_of("c", "d", 3), next_of("b", "c", 2), next_of("a", "b", 1)) == ["b", "c", "d"]
