@@ -115,7 +115,7 @@ class Topology:
         self._node_origin[name] = standing
         known = self._nodes.get(name)
         merged = {**(known or {}), **event.attributes}
-        if merged != known:  # each node says again what it is: who looked at that need not look again while nothing is new
+        if merged != known:  # each node says again what it is: who looked at it keeps what was found
             self._nodes[name] = merged
         return None
 
