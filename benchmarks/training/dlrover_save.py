@@ -10,12 +10,11 @@ import json
 import os
 import tempfile
 import time
-import uuid
 
+# the names of the job, by which its shared memory is named, come from `others.dlrover`
 os.environ.update(
     RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", GROUP_RANK="0", GROUP_WORLD_SIZE="1",
-    MASTER_ADDR="127.0.0.1", NODE_RANK="0", NODE_NUM="1", ELASTIC_JOB_NAME=f"bench{uuid.uuid4().hex[:6]}",
-    TORCHELASTIC_RUN_ID=f"bench{uuid.uuid4().hex[:6]}",
+    MASTER_ADDR="127.0.0.1", NODE_RANK="0", NODE_NUM="1",
 )  # fmt: skip
 
 import torch.distributed as dist

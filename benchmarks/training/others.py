@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ def dlrover(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, A
     """Flash Checkpoint to memory, in an interpreter that has it; ``why_not`` instead of times when it does not run."""
     if not python or not Path(python).exists():
         return {"why_not": f"there is no interpreter {python!r} with dlrover"}
+    job = f"bench{uuid.uuid4().hex[:6]}"
     command = [python, str(DLROVER_SCRIPT), "--state-mb", str(state_mb), "--rounds", str(rounds)]
+    env = {**os.environ, **peers.environment(), "ELASTIC_JOB_NAME": job, "TORCHELASTIC_RUN_ID": job}
     told = place / "dlrover.log"
     with told.open("w") as log:
         # Its saver is a child that outlives it and would keep a pipe open: a file, and the end of the whole session.
-        started = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, **peers.environment()}, start_new_session=True
-        )
+        started = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
         try:
             code = started.wait(DLROVER_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -74,8 +75,15 @@ def dlrover(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, A
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
             started.wait()
+            _remove_shared_memory(job)
     text = told.read_text(errors="replace").splitlines()
     lines = [line for line in text if line.startswith('{"memory_s"')]
     if code or not lines:
         return {"why_not": f"it ended with code {code}: {' '.join(text[-1:])[:300]}"}
     return dict(json.loads(lines[-1]))
+
+
+def _remove_shared_memory(job: str) -> None:
+    """What its saver leaves in /dev/shm, as large as the state."""
+    for path in Path("/dev/shm").glob(f"{job}_*"):
+        path.unlink(missing_ok=True)

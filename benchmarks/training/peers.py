@@ -1,4 +1,5 @@
-"""The peers' interpreter: a private environment with torchft and DLRover by pinned versions, borrowing this one's torch.
+"""The peers' interpreter: a private environment with torchft, DLRover and nvidia-resiliency-ext by pinned versions, borrowing this
+one's torch.
 
 python -m benchmarks.training.peers          # make it and say where
 """
@@ -18,6 +19,7 @@ INSTALL_LIMIT_S = 600
 NEEDS = {
     "dlrover": ("grpcio", "protobuf", "psutil"),
     "torchft": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+    "nvidia-resiliency-ext": ("pyyaml", "defusedxml", "psutil", "packaging", "pynvml"),
 }
 """What each needs besides torch, which its own list would fetch anew by gigabytes."""
 
@@ -42,7 +44,7 @@ def interpreter(peer: str) -> tuple[str, str]:
         _run([*pip, *NEEDS[peer]])
         shelf = _run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
         Path(shelf, "torch_of_the_bench.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        _run([str(python), "-c", f"import {peer}"])
+        _run([str(python), "-c", f"import {peer.replace('-', '_')}"])
     except subprocess.CalledProcessError as error:
         last = (error.stderr or error.stdout or "").strip().splitlines()[-1:]
         return "", f"{peer} could not be installed here: {' '.join(last)[:200]}"

@@ -2,7 +2,8 @@
 
 ``torchrun`` and ``ours`` restart all processes in place (the world keeps its four nodes); ours forks them from one that has torch
 imported. With ``in_process`` the survivors keep theirs. Bars: ours below half of torchrun's time, in the process (all ranks) below
-what torchft's survivors stand (installed from PyPI; where it cannot be, the 2.1 s measured before), no step lost.
+what torchft's survivors stand (installed from PyPI; where it cannot be, the 2.1 s measured before), no step lost. Survivors of
+nvidia-resiliency-ext beside it.
 With `--elastic` a job of six nodes loses two (all their processes) and gets them back.
 
     python -m benchmarks.training.recovery --trials 1
@@ -19,13 +20,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainwarden_hook.segments import unlink_all
 
 from benchmarks.plain_torchrun import NODES, WARM_STEPS, Steps, start
-from benchmarks.training import peers, torchft_recovery
+from benchmarks.training import nvrx_recovery, peers, torchft_recovery
 from benchmarks.training.bars import Bar, rows
 from tests.hook.cluster import Cluster, wait_for
 from trainwarden.demo.cluster import SCRIPT
@@ -37,6 +40,9 @@ BAR_RATIO = 0.5
 BAR_IN_PROCESS_S = 2.1
 LOSS_TOLERANCE = 0.05
 RESULTS = Path(__file__).parents[1] / "results" / "training_recovery.json"
+OURS_AND_TORCHRUN = ("in_process", "ours", "torchrun")
+PEERS = {"torchft": (torchft_recovery, "torchft"), "nvrx": (nvrx_recovery, "nvidia-resiliency-ext")}
+OURS = f"ours-{os.getpid()}"
 KILLED = 2
 LIMIT_S = 300.0
 ELASTIC_NODES, ELASTIC_LEAST = 6, 4
@@ -55,7 +61,7 @@ def start_ours(directory: Path, children: Children, in_process: bool = False) ->
         write_held_out(home / "held_out.bin")
         command = [
             sys.executable, "-m", "trainwarden_hook.launcher", "--nnodes", f"2:{NODES}", "--nproc-per-node", "1", "--rdzv-endpoint",
-            f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "--max-restarts", "5", "--node", f"n{number}", "--job", "ours",
+            f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "--max-restarts", "5", "--node", f"n{number}", "--job", OURS,
             "--run-dir", str(home / "run"), "--checkpoint-dir", str(home / "checkpoints"), *more, str(script),
             "--data", str(home / "shard.bin"), "--held-out", str(home / "held_out.bin"),
         ]  # fmt: skip
@@ -71,7 +77,7 @@ def start_plain(directory: Path, children: Children) -> None:
 
 def kill_one(kind: str) -> dict[str, Any]:
     """One trial: seconds from the signal to a new step on every rank, and steps that had to be done again."""
-    job = "plain" if kind == "torchrun" else "ours"
+    job = "plain" if kind == "torchrun" else OURS
     with tempfile.TemporaryDirectory(prefix=f"tw-{job}-") as name:
         directory = Path(name)
         steps = Steps(directory / "steps.sock")
@@ -112,21 +118,26 @@ def kill_one(kind: str) -> dict[str, Any]:
 
 def side_by_side(trials: int) -> dict[str, Any]:
     """Alternating trials of all; a peer that does not run here is left out and says why."""
-    runs: dict[str, list[dict[str, Any]]] = {"in_process": [], "ours": [], "torchrun": [], "torchft": []}
-    python, why_not = peers.interpreter("torchft")
+    ways: dict[str, Callable[[], dict[str, Any]]] = {name: partial(kill_one, name) for name in OURS_AND_TORCHRUN}
+    why_not: dict[str, str] = {}
+    for name, (module, package) in PEERS.items():
+        python, why = peers.interpreter(package)
+        ways[name] = partial(module.kill_one, python, KILLED)
+        why_not |= {name: why} if why else {}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for _ in range(trials):
-        for name, made in runs.items():
-            if name == "torchft" and why_not:
-                continue
+        for name in [name for name in ways if name not in why_not]:
             try:
-                made.append(torchft_recovery.kill_one(python, KILLED) if name == "torchft" else kill_one(name))
-                print(name, made[-1], flush=True)
+                runs[name].append(ways[name]())
+                print(name, runs[name][-1], flush=True)
             except TimeoutError as error:
-                if name != "torchft":
+                if name not in PEERS:
                     raise
-                why_not = f"it did not come so far: {error}"[:200]
-    if not runs["torchft"]:
-        del runs["torchft"]
+                why_not[name] = f"it did not come so far: {error}"[:200]
+    return _summary({name: made for name, made in runs.items() if made}, why_not)
+
+
+def _summary(runs: dict[str, list[dict[str, Any]]], why_not: dict[str, str]) -> dict[str, Any]:
     middle = {name: statistics.median(run["resume_s"] for run in made) for name, made in runs.items()}
     lost = max(run["steps_lost"] for run in runs["ours"] + runs["in_process"])
     torchft = middle.get("torchft", BAR_IN_PROCESS_S)
@@ -140,8 +151,9 @@ def side_by_side(trials: int) -> dict[str, Any]:
     if "torchft" in runs:
         back = statistics.median(run["back_s"] for run in runs["torchft"])
         notes.append(f"torchft's figure is its survivors'; its dead rank is back after {back:.2f} s")
-    if why_not:
-        notes.append(f"torchft: not measured, {why_not}")
+    if "nvrx" in runs:
+        notes.append("nvrx's (nvidia-resiliency-ext, in the process) is its survivors'; its dead rank stays away")
+    notes += [f"{name}: not measured, {why}" for name, why in why_not.items()]
     return {"runs": runs, "median_s": middle, "bars": rows(bars), "notes": notes}
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,16 @@ def start(directory: Path, children: Children, python: str) -> None:
         )  # fmt: skip
 
 
-def kill_one(python: str, killed: int) -> dict[str, Any]:
+def kill_one(
+    python: str, killed: int, begin: Callable[[Path, Children, str], None] = start, comes_back: bool = True
+) -> dict[str, Any]:
     """One trial, seconds from the signal: to a step of all survivors without the dead one, and to one of all four."""
     with tempfile.TemporaryDirectory(prefix="tw-torchft-") as name:
         directory = Path(name)
         steps = Steps(directory / "steps.sock")
         children = Children(directory / "logs", {"OMP_NUM_THREADS": "1"})
         try:
-            start(directory, children, python)
+            begin(directory, children, python)
             before = steps.wait(
                 lambda seen: (
                     len(seen) == NODES
@@ -68,6 +71,8 @@ def kill_one(python: str, killed: int) -> dict[str, Any]:
                 LIMIT_S,
             )
             survivors_s = time.monotonic() - at
+            if not comes_back:
+                return {"resume_s": survivors_s}
             steps.wait(lambda seen: killed in seen and seen[killed]["pid"] != dead, LIMIT_S)
             return {"resume_s": survivors_s, "back_s": time.monotonic() - at, "steps_lost": 0}
         finally:

@@ -7,12 +7,13 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from types import FrameType
 
-from trainwarden_hook import segments, zygote
+from trainwarden_hook import segments, sole, zygote
 from trainwarden_hook.addresses import UsageError
 from trainwarden_hook.options import NO_PYTHON, Options, parse
 from trainwarden_hook.supervisor import Supervisor
@@ -29,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 finished or stopped by order, 1 the workers failed too often, 2 wrong use, 3 the launcher itself broke, 128 + n
-        after signal n. A warden starts a launcher again that ended with neither 0, 1 nor 2.
+        0 finished or stopped by order, 1 the workers failed too often, 2 wrong use, 3 the launcher itself broke or another
+        one runs this job here, 128 + n after signal n. A warden starts a launcher again that ended with neither 0, 1 nor 2.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(options)
     except UsageError as error:
         print(f"trainwarden-run: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        # a warden tries again: who is in the way may be the launcher before, which does not end
+        return EXIT_BROKEN if isinstance(error, sole.Occupied) else EXIT_USAGE
     except Exception:
         # neither the script's failure nor the caller's: a full disk, no more processes, a killed zygote
         log.exception("the launcher broke, not the workers; start it again (a warden does)")
@@ -59,8 +61,10 @@ def _run(options: Options) -> int:
         raise UsageError("torch is not installed in this environment; trainwarden-run needs torch 2.13 or newer")
     from trainwarden_hook import elastic, worlds
 
-    nursery = zygote.start()
+    nursery, claim = zygote.start(), None
     try:
+        # after the zygote is there: neither it nor a worker of its may hold the claim longer than this process
+        claim = sole.claim(options.job, options.node)
         _install_signals(options.signals)
         elastic.quiet_hostname(options.node)
         supervisor = _make_supervisor(options, nursery, run_dir)
@@ -70,7 +74,7 @@ def _run(options: Options) -> int:
     finally:
         _ignore_signals()
         nursery.close()
-        _clean(options, run_dir)
+        _clean(options, run_dir, claim)
     return code
 
 
@@ -118,10 +122,13 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _clean(options: Options, run_dir: str) -> None:
-    segments.unlink_all(options.job, options.node)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(run_dir, "mailbox.sock"))
+def _clean(options: Options, run_dir: str, claim: socket.socket | None) -> None:
+    """Without a claim, memory and mailbox are another launcher's."""
+    if claim is not None:
+        segments.unlink_all(options.job, options.node)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(run_dir, "mailbox.sock"))
+        claim.close()
     if not options.run_dir:
         shutil.rmtree(run_dir, ignore_errors=True)
 
