@@ -406,12 +406,12 @@ def _serve(given: argparse.Namespace, launcher: list[str]) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    threading.Thread(target=server.serve_forever, name="trainwarden-http", daemon=True).start()
+    threading.Thread(target=server.serve, name="trainwarden-http", daemon=True).start()
     keeper = threading.Thread(target=warden.keep, name="trainwarden-keep", daemon=True)
     keeper.start()
     log.info("warden of node %s serves on %s:%d", given.node, address[0], server.server_port)
     ended.wait()
-    server.shutdown()
+    server.end()
     warden.end()
     keeper.join()
     if warden.links is not None:

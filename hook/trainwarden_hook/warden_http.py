@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -30,10 +31,21 @@ class Server(ThreadingHTTPServer):
     ) -> None:
         self.command = command
         self.status = status
+        self._ended = False
         try:
             super().__init__(address, _Handler)
         except OSError as error:
             raise UsageError(bind_sentence(*address, error)) from error
+
+    def serve(self) -> None:
+        """Answer until `end`; asleep while nobody asks, which `serve_forever` is for half a second at most."""
+        while not self._ended:
+            self.handle_request()
+
+    def end(self) -> None:
+        """Let `serve` return."""
+        self._ended = True
+        self.socket.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         """Bind without the reverse DNS look-up of the base class."""

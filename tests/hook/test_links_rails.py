@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trainwarden_hook.escape import Escape
+from trainwarden_hook.rails import read_rails
 
 from benchmarks.training.rail_cluster import RailCluster, wait_for
 from benchmarks.training.rail_ring import RailRing
@@ -88,6 +93,35 @@ def test_routes_move_around_a_dead_rail_and_back_and_touch_nothing_else(at: Stag
     assert ip(at, 1, "route", "show", "proto", "116") == "", "all of ours is gone at the end"
     assert foreign in ip(at, 1, "route")
     ip(at, 1, "route", "del", *foreign.split())
+
+
+def test_what_was_sent_between_the_loss_of_the_carrier_and_the_move_does_not_wait_for_the_repair(
+    at: Stage, tmp_path: Path
+) -> None:
+    """It waits for the peer's address on the dead rail, where nobody answers; TCP repeats nothing that the kernel still holds."""
+    path, back = at.links_file(tmp_path / "links.toml"), f"{at.address(0)} via {at.on(0, 'b')} dev eth1"
+    escape = at.inside(0, lambda: Escape(read_rails(str(path), "n0"), b"a secret of the tests, long enough", list))
+    ip(at, 1, "route", "add", *back.split())
+    try:
+        listening = at.inside(1, lambda: socket.create_server((at.address(1), 0)))
+        client = at.inside(0, lambda: socket.create_connection(listening.getsockname(), 60))
+        with listening, client, listening.accept()[0] as server:
+            at.set_port(0, "a", "down")
+            select.select([escape._watch.fileno()], [], [], 60)
+            wait_for("the loss", lambda: "NO-CARRIER" in ip(at, 0, "link", "show", "dev", "eth0"), 60)
+            client.sendall(b"between the loss and the move")
+            waiting = ip(at, 0, "neigh", "show", at.on(1, "a"), "dev", "eth0")
+            assert "INCOMPLETE" in waiting, "nothing waits: this test shows nothing"
+            escape._turn({escape._watch.fileno()}, time.monotonic_ns() + 10**12)
+            assert escape.rail_in_use() == "b"
+            assert ip(at, 0, "neigh", "show", at.on(1, "a"), "dev", "eth0") == "", "what waits there is let go"
+            server.settimeout(60)
+            assert server.recv(100) == b"between the loss and the move"
+    finally:
+        at.set_port(0, "a", "up")
+        escape.clear()
+        escape.close()
+        ip(at, 1, "route", "del", *back.split())
 
 
 def test_mptcp_goes_on_with_the_standby_and_an_order_moves_as_a_fault_does(at: Stage, tmp_path: Path) -> None:
