@@ -49,6 +49,8 @@ class Rig:
     results: list[ActionResult] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
+    timeouts_ms: tuple[int, int, int] = (200, 400, 1000)
+    """For a connection, a status and any other answer; short, for some wardens here never answer."""
 
     def config(self, **over: Any) -> Config:
         table: dict[str, Any] = {
@@ -56,8 +58,8 @@ class Rig:
             "policy": {"mode": over.pop("mode", "auto")},
             "actions": {"listen": "127.0.0.1:0", "verify_s": over.pop("verify_s", 5), **over.pop("actions", {})},
             "backends": {"warden": {
-                "nodes": self.urls, "secret_file": str(self.directory / "secret"), "connect_timeout_ms": 200,
-                "status_timeout_ms": 400, "answer_timeout_ms": 1000,
+                "nodes": self.urls, "secret_file": str(self.directory / "secret"), "connect_timeout_ms": self.timeouts_ms[0],
+                "status_timeout_ms": self.timeouts_ms[1], "answer_timeout_ms": self.timeouts_ms[2],
             }},
             "rails": {"cool_down": {"job_s": 0, "node_s": 0}, **over.pop("rails", {})},
         }  # fmt: skip

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,17 +58,16 @@ def publish(node: ApacheKafka, values: list[bytes]) -> None:
     publisher = bus.publisher()
     for value in values:
         publisher.publish(TOPIC.name, b"k", value)
-    publisher.flush(20)
+    publisher.flush(60)
     publisher.close()
 
 
 def read(node: ApacheKafka, count: int) -> list[bytes]:
     subscriber = connect(f"kafka://{node.bootstrap}").subscriber([TOPIC.name])
     found: list[bytes] = []
-    for _ in range(100):
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
         found += [message.value for message in subscriber.poll(0.2)]
-        if len(found) >= count:
-            break
     subscriber.close()
     return found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.processes import MARK, marked
-from tests.faults.theatre import SEEDS
+from tests.faults.theatre import SEEDS, wait_for
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
 
@@ -51,7 +51,7 @@ def sentence_of(command: Sequence[str], code: int, stderr: str, mark: str) -> st
     lines = [line for line in stderr.splitlines() if line.strip() and not LOG_LINE.match(line)]
     assert len(lines) == 1, f"{' '.join(command)}: expected one sentence\n{stderr}"
     assert re.match(r"trainwarden(-\w+)?: \S", lines[0]), stderr
-    assert not marked(mark), "a process is left"
+    wait_for("what it had started to go, too", lambda: not marked(mark), 60)
     return lines[0]
 
 
