@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,24 +42,25 @@ from trainwarden.topics import ACTIONS, INCIDENTS, STATE, UNITS, VERDICTS
 
 log = logging.getLogger(__name__)
 
+HEALTH_S = 1.0
 SETTLE_S = 3.0
 """A rebalance waits so long for cuts that are under way, less than the others wait for this worker."""
 
 
 class SharedPast:
-    """Reads the state topic once for all units that begin together."""
+    """Reads snapshots and incidents once for all units that begin together."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._state: asyncio.Future[list[Message]] | None = None
+        self._shared: dict[str, asyncio.Future[list[Message]]] = {}
 
     async def read(self, topic: str, start: int) -> list[Message]:
-        """Everything on a topic as of now, of the state topic as of the first call."""
-        if topic != STATE.name:
+        """Everything on a topic as of now, of the shared ones as of the first call."""
+        if topic not in (STATE.name, INCIDENTS.name):
             return await read_all(self._config, topic, start)
-        if self._state is None:
-            self._state = asyncio.ensure_future(read_all(self._config, topic, start))
-        return await asyncio.shield(self._state)
+        if topic not in self._shared:
+            self._shared[topic] = asyncio.ensure_future(read_all(self._config, topic, start))
+        return await asyncio.shield(self._shared[topic])
 
 
 class Opinions:
@@ -132,6 +133,8 @@ class Held:
     service: RawService
     metrics: Metrics
     correlator: CorrelatorStage | None
+    health: WorkerHealth
+    past: SharedPast
     task: asyncio.Task[None] = field(init=False)
     telling: asyncio.Task[None] | None = None
 
@@ -230,7 +233,8 @@ class UnitsApplication(Application):
         service = RawService(
             self._config, self._outlet, correlator, metrics, self._clock, self._pulse, unit=unit, past=past.read
         )
-        held = Held(unit, service, metrics, correlator)
+        health = WorkerHealth(self._config, metrics, "" if unit.correlates else unit.name, unit.runs)
+        held = Held(unit, service, metrics, correlator, health, past)
         held.task = asyncio.ensure_future(self._serve(held))
         return held
 
@@ -257,7 +261,7 @@ class UnitsApplication(Application):
         try:
             held.metrics.set("tw_up", 1)
             if held.correlator is None:
-                await held.service.run()
+                await self._work(held, self._watch(held))
             else:
                 await self._correlate(held, held.correlator)
         except StoodStill:
@@ -265,31 +269,47 @@ class UnitsApplication(Application):
 
     async def _correlate(self, held: Held, correlator: CorrelatorStage) -> None:
         async with Opinions(self._config, correlator, self._clock, unit_group(self._config, held.unit)) as opinions:
-            held.telling = asyncio.ensure_future(self._tell(held, correlator, opinions))
-            try:
-                await held.service.run()
-            finally:
-                held.telling.cancel()
+            await self._work(held, self._tell(held, correlator, opinions))
+
+    async def _work(self, held: Held, telling: Coroutine[Any, Any, None]) -> None:
+        """Run the unit, and beside it what is to be told of it."""
+        held.telling = asyncio.ensure_future(telling)
+        try:
+            await held.service.run()
+        finally:
+            held.telling.cancel()
+
+    async def _watch(self, held: Held) -> None:
+        """The health of a unit."""
+        await self._begin_telling(held)
+        while not held.task.done():
+            await asyncio.sleep(HEALTH_S)
+            if not self._is_silent(held):
+                await self._outlet.deliver(held.health.outputs(self._clock.now_ns(), held.service.disabled))
 
     async def _tell(self, held: Held, correlator: CorrelatorStage, opinions: Opinions) -> None:
-        """The correlator's clock, and this worker's own health."""
-        own_health = WorkerHealth(self._config, held.metrics)
-        await held.service.ready.wait()
+        """The correlator's clock, and the health of its unit."""
+        await self._begin_telling(held)
         while not held.task.done():
             await asyncio.sleep(TICK_S)
             await opinions.read()
-            if held.service.paused or held.service.given_away or self._pulse.stood_still:
+            if self._is_silent(held):
                 continue
             try:
-                await self._outlet.deliver(own_health.outputs(self._clock.now_ns(), self._disabled()))
+                await self._outlet.deliver(held.health.outputs(self._clock.now_ns(), held.service.disabled))
                 await self._outlet.deliver(correlator.tick())
             except Exception:
                 log.exception("the correlator failed; its incidents are published with the next tick")
             await opinions.commit()
 
-    def _disabled(self) -> Mapping[str, str]:
-        """Detectors that broke in any unit of this worker."""
-        return {name: why for held in self._hand.values() for name, why in held.service.disabled.items()}
+    async def _begin_telling(self, held: Held) -> None:
+        """What whoever had this unit before said of its health is ours to take back."""
+        await held.service.ready.wait()
+        held.health.take_over(await held.past.read(INCIDENTS.name, 0))
+
+    def _is_silent(self, held: Held) -> bool:
+        """Whether another worker may speak for this unit by now."""
+        return held.service.paused or held.service.given_away or self._pulse.stood_still
 
     # --- pages --------------------------------------------------------------------------------------------------------
 

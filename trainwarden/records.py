@@ -226,8 +226,8 @@ class Summary(Record, frozen=True, tag="summary"):
 
     `closed_at_ns` is when the block's cell was cut, `present` one byte per node of `nodes`, `inferred` the placements that the block
     learnt from its ticks in that cut. `boots` says whose word each node's row is, `heard` when he said it (8 bytes per node):
-    `succeeds` whom he names as the one before him: "" and 0 for a node that is absent, all empty from an older worker. Identity is (`block`, `at_ns`): a successor's repeat is the same
-    record.
+    `succeeds` whom he names as the one before him: "" and 0 for a node that is absent, all empty from an older worker.
+    Identity is (`block`, `at_ns`): a successor's repeat is the same record.
     """
 
     block: Int = 0

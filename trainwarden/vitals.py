@@ -10,7 +10,7 @@ What cannot be said so is a worker that is gone, since it is the worker that mak
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from trainwarden.clock import NS_PER_S
@@ -85,8 +85,10 @@ class Vitals:
         self._policy = policy or Policy()
         self._courses: dict[tuple[str, str], _Course] = {}
 
-    def adopt(self, incidents: Iterable[Incident]) -> None:
-        """Take over what one before us said and did not take back: every revision of its incidents, in any order."""
+    def adopt(self, incidents: Iterable[Incident], mine: Callable[[str], bool]) -> None:
+        """Take over what one before us said and did not take back: every revision of its incidents, in any order. `mine` says which parts
+        are ours: of others we know nothing, and would call them well.
+        """
         newest: dict[str, Incident] = {}
         for incident in incidents:
             known = newest.get(incident.incident_id)
@@ -96,7 +98,8 @@ class Vitals:
             if incident.status in (IncidentStatus.OPEN, IncidentStatus.ACTING):
                 since_ns = incident.timeline.first_signal_at_ns or incident.observed_at_ns
                 for culprit in incident.culprits:
-                    self.suspect(incident.kind, culprit.name, since_ns)
+                    if mine(culprit.name):
+                        self.suspect(incident.kind, culprit.name, since_ns)
 
     def suspect(self, kind: str, part: str, since_ns: int) -> None:
         """One before us said so and did not take it back: that is done once the sign has been well for a while."""

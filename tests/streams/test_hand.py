@@ -11,10 +11,13 @@ import pytest
 from aiokafka import TopicPartition
 
 from streams import app, dealing
+from streams.stage import CorrelatorStage, Output
 from streams.units import Unit, UnitMetrics, deck, units
+from trainwarden.bus import Message
 from trainwarden.clock import SimulatedClock
 from trainwarden.config import Config, from_table
 from trainwarden.errors import ConfigError, UnavailableError
+from trainwarden.records import Verdict, decode, encode
 from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import ALL, STAGED, TICKS, UNITS, needed
 
@@ -51,6 +54,10 @@ class Producer:
     async def stop(self) -> None: ...
 
 
+async def nothing_said(config: Config, topic: str, start: int = 0) -> list[Message]:
+    return []
+
+
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     Service.made = []
@@ -59,6 +66,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(
         dealing.UnitsApplication, "_correlate", lambda self, held, correlator: held.service.run(), raising=True
     )
+    monkeypatch.setattr(dealing, "read_all", nothing_said)
     return from_table({"run_dir": str(tmp_path), "kafka": {"url": "kafka://127.0.0.1:1"}, "streams": {"stages": 2}})
 
 
@@ -183,11 +191,60 @@ def test_a_unit_that_breaks_breaks_the_worker(config: Config, monkeypatch: pytes
     async def scene(worker: dealing.UnitsApplication) -> None:
         await worker._assigned(None, parts(3))
         await asyncio.sleep(0)
-        (task,) = worker._working()
+        task = worker._hand["block/1"].task
+        assert task in worker._working()
         with pytest.raises(ZeroDivisionError, match="block/1"):
             task.result()
 
     play(config, scene)
+
+
+def test_a_broken_detector_is_said_by_the_worker_that_has_it_and_taken_back_by_the_next(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the correlator is: each unit speaks of its own health."""
+    monkeypatch.setattr(dealing, "HEALTH_S", 0.0)
+    said: list[Verdict] = []
+    clock = SimulatedClock(10**18)
+
+    async def deliver(outlet: app.Outlet, outputs: list[Output]) -> dict[str, int]:
+        said.extend(decode(output.value) for output in outputs)
+        return {}
+
+    monkeypatch.setattr(app.Outlet, "deliver", deliver)
+    held: list[Message] = []
+
+    async def past(config: Config, topic: str, start: int = 0) -> list[Message]:
+        return held if topic == "tw.incidents" else []
+
+    monkeypatch.setattr(dealing, "read_all", past)
+
+    async def passes(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.sleep(1)
+            for _ in range(5):  # so that every task has had its turn
+                await asyncio.sleep(0)
+
+    async def breaks(worker: dealing.UnitsApplication) -> None:
+        await worker._assigned(None, parts(1, 3))
+        (broken,) = (made for made in Service.made if made.name == "share/lines")
+        broken.disabled["dynamic_threshold"] = "ZeroDivisionError()"
+        await passes(3)
+
+    play(config, breaks, clock)
+    assert [(v.kind, v.entity.name, v.clears) for v in said] == [("detector_off", "worker:dynamic_threshold", False)]
+    correlator = CorrelatorStage(config, clock)
+    correlator.take(Message("tw.verdicts", 0, 0, b"", encode(said.pop()), 0))
+    clock.sleep(10)
+    held += [Message("tw.incidents", 0, 0, b"", output.value, 0) for output in correlator.tick()]
+
+    async def goes_on(worker: dealing.UnitsApplication) -> None:
+        worker._pulse.beat()
+        await worker._assigned(None, parts(1, 3))
+        await passes(3)
+
+    play(config, goes_on, clock)
+    assert [(v.kind, v.entity.name, v.clears) for v in said] == [("detector_off", "worker:dynamic_threshold", True)]
 
 
 def test_a_deck_has_every_unit_once_and_keeps_its_order_when_partitions_are_added() -> None:

@@ -11,6 +11,7 @@ from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.config import Config
 from trainwarden.records import Incident, Reach, Verdict, decode, encode
 from trainwarden.selfmetrics import Metrics
+from trainwarden.vitals import Vital, Vitals
 
 CONFIG = Config(cluster="lab")
 
@@ -114,3 +115,36 @@ def test_a_successor_takes_back_what_the_one_before_it_said() -> None:
     said, incidents = second.run(60)
     assert [(v.kind, v.entity.name, v.clears) for v in said] == [("detector_off", "worker:hang", True)]
     assert incidents[-1].status == "closed"
+
+
+def test_nobody_takes_back_what_another_part_said() -> None:
+    """A worker that begins knows nothing of the store, nor a unit of another one: to call them well would close what is open."""
+    store, worker = Vitals("lab"), Worker()
+    late = Vital("pipeline_late", "store", 90.0, 10.0, "s", "the store is behind", persist_s=0.0)
+    for verdict in store.look(worker.clock.now_ns(), [late]):
+        worker.correlator.take(Message("tw.verdicts", 0, 0, b"", encode(verdict), 0))
+    worker.clock.sleep(10)
+    published = [Message("tw.incidents", 0, 0, b"", o.value, 0) for o in worker.correlator.tick()]
+    assert len(published) == 1
+    worker.health.take_over(published)
+    assert worker.run(60)[0] == []
+
+
+def test_a_unit_answers_for_itself_and_its_own_detectors() -> None:
+    lines = WorkerHealth(CONFIG, Metrics("worker"), "share/lines", lambda name: name == "dynamic_threshold")
+    whole = WorkerHealth(CONFIG, Metrics("worker"), "", lambda name: name != "dynamic_threshold")
+    names = ("worker", "worker:share/lines", "worker:dynamic_threshold", "worker:hang", "worker:block/1", "store")
+    assert [name for name in names if lines._is_ours(name)] == ["worker:share/lines", "worker:dynamic_threshold"]
+    assert [name for name in names if whole._is_ours(name)] == ["worker", "worker:hang"]
+
+
+def test_a_unit_is_late_only_with_work_before_it() -> None:
+    """One that waits for others says nothing: the whole is late once."""
+    worker = Worker()
+    worker.health = WorkerHealth(CONFIG, worker.metrics, "share/lines")
+    worker.metrics.set("tw_tick_age_seconds", 90.0)
+    assert worker.run(30)[0] == []
+    worker.metrics.set("tw_lag_records", 4000, topic="tw.summaries")
+    said, _ = worker.run(30)
+    assert [(v.kind, v.entity.name) for v in said] == [("pipeline_late", "worker:share/lines")]
+    assert "4000 records" in said[0].text
