@@ -6,6 +6,7 @@ real-fault tables (`streams.recordings.real_faults`), for which cuts are made on
 
 from __future__ import annotations
 
+import heapq
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,9 @@ from streams.detect import Pipeline
 from streams.incidents import Correlator
 from streams.recording import Recorder
 from streams.recordings import real_faults
-from streams.stage import OWNER, RawStage
+from streams.stage import OWNER, CutResult, RawStage
 from streams.state import Resume
+from streams.units import Unit, units
 from trainwarden.bus import Message, connect
 from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock, SimulatedClock, SystemClock
 from trainwarden.config import Config
@@ -42,7 +44,20 @@ from trainwarden.records import (
     decode,
 )
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import ACTIONS, CATALOG, CUTS, INCIDENTS, LOGS, RAW, STATE, STEPS, TICKS, TOPOLOGY, VERDICTS
+from trainwarden.topics import (
+    ACTIONS,
+    CATALOG,
+    CUTS,
+    INCIDENTS,
+    LOGS,
+    RAW,
+    STATE,
+    STEPS,
+    SUMMARIES,
+    TICKS,
+    TOPOLOGY,
+    VERDICTS,
+)
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +161,48 @@ def replay_recording(directory: Path, config: Config) -> Replayed:
     if not cuts:
         return replay_records(_raw_records(directory), config)
     told = Replayed()
-    for number, run in enumerate(state.epochs(cuts)):
+    for number, run in enumerate(state.epochs(cut for cut in cuts if cut.node in ("", OWNER))):
         telling = _Telling(_correlator(config), told, list(actions))
-        _replay_epoch(directory, config, telling, run, _start_of(run, snapshots, number))
+        stage = RawStage(config, Pipeline(config), SimulatedClock(run[0].now_ns), "replay")
+        for result in _repeated(directory, stage, RAW_NAMES, run, _start_of(OWNER, run, snapshots, number)):
+            telling.take(result.frame, result.verdicts, result.at_ns)
+    if staged := [cut for cut in cuts if cut.node not in ("", OWNER)]:
+        _replay_units(directory, config, staged, snapshots, _Telling(_correlator(config), told, list(actions)))
     return told
+
+
+def _replay_units(
+    directory: Path,
+    config: Config,
+    cuts: Sequence[FrameCut],
+    snapshots: Sequence[StateSnapshot],
+    telling: _Telling,
+) -> None:
+    """Workers that shared the units of two stages: each share once more from the summaries, what they said in the order of their cuts."""
+    if not any(message.topic == SUMMARIES.name for message in recording.read(directory)):
+        raise UsageError(
+            f"{directory}: it is of workers with streams.stages = 2 and holds no {SUMMARIES.name}: record with that setting in the "
+            "configuration"
+        )
+    blocks = len({cut.node for cut in cuts if cut.node.startswith("block/")})
+    shares = [unit for unit in units(blocks) if unit.share]
+    told = [_unit_results(directory, config, unit, cuts, snapshots) for unit in shares]
+    for result, correlates in heapq.merge(*told, key=lambda found: found[0].at_ns):
+        telling.take(result.frame if correlates else None, result.verdicts, result.at_ns)
+
+
+def _unit_results(
+    directory: Path, config: Config, unit: Unit, cuts: Sequence[FrameCut], snapshots: Sequence[StateSnapshot]
+) -> Iterator[tuple[CutResult, bool]]:
+    """What a unit said, with whether the correlator is with it."""
+    for number, run in enumerate(state.epochs(cut for cut in cuts if cut.node == unit.name)):
+        metrics = Metrics("replay")
+        stage = RawStage(
+            config, unit.pipeline(config, metrics), SimulatedClock(run[0].now_ns), "replay", metrics, unit.role
+        )
+        start = _start_of(unit.name, run, snapshots, number)
+        for result in _repeated(directory, stage, frozenset(unit.places), run, start):
+            yield result, unit.correlates
 
 
 def _correlator(config: Config) -> Correlator:
@@ -192,9 +245,10 @@ def record(
     """
     clock = clock or SystemClock()
     bus = connect(config.kafka)
-    bus.ensure_topics(RECORDED)
+    recorded = (*RECORDED, SUMMARIES) if config.streams.stages > 1 else RECORDED
+    bus.ensure_topics(recorded)
     end_ns = clock.monotonic_ns() + int(duration_s * NS_PER_S)
-    subscriber = bus.subscriber(tuple(topic.name for topic in RECORDED))
+    subscriber = bus.subscriber(tuple(topic.name for topic in recorded))
     try:
         with Recorder(out_dir) as recorder:
             while clock.monotonic_ns() < end_ns and not stop():
@@ -242,12 +296,12 @@ def _decoded(message: Message) -> Any:
         return None
 
 
-def _start_of(run: Sequence[FrameCut], snapshots: Sequence[StateSnapshot], number: int) -> Resume | None:
+def _start_of(owner: str, run: Sequence[FrameCut], snapshots: Sequence[StateSnapshot], number: int) -> Resume | None:
     """A recording that begins in the middle begins at its first whole snapshot."""
     if run[0].seq == 1 or number > 0:
         return None
     for count in range(1, len(snapshots) + 1):
-        resume = state.newest(OWNER, snapshots[:count])
+        resume = state.newest(owner, snapshots[:count])
         if resume is not None and run[0].seq <= resume.seq + 1:
             return resume
     raise UsageError(
@@ -255,22 +309,20 @@ def _start_of(run: Sequence[FrameCut], snapshots: Sequence[StateSnapshot], numbe
     )
 
 
-def _replay_epoch(
-    directory: Path, config: Config, telling: _Telling, run: Sequence[FrameCut], start: Resume | None
-) -> None:
-    stage = RawStage(config, Pipeline(config), SimulatedClock(run[0].now_ns), "replay")
+def _repeated(
+    directory: Path, stage: RawStage, topics: frozenset[str], run: Sequence[FrameCut], start: Resume | None
+) -> Iterator[CutResult]:
+    """The recorded cuts of one run, made again."""
     base = start or Resume(0, b"", {}, "")
     positions = stage.resume(replace(base, cuts=tuple(cut for cut in run if cut.seq > base.seq)))
     for message in recording.read(directory):
-        if message.topic not in RAW_NAMES or message.offset < positions.get(message.place, 0):
+        if message.topic not in topics or message.offset < positions.get(message.place, 0):
             continue
-        for result in stage.take((message,)):
-            telling.take(result.frame, result.verdicts, stage.last_cut_ns)
+        yield from stage.take((message,))
         if not stage.catching_up:
             return
     # cuts may end after the last message, or count offsets that hold none
-    for result in stage.reached({place: offset for cut in run for place, offset in cut.positions.items()}):
-        telling.take(result.frame, result.verdicts, stage.last_cut_ns)
+    yield from stage.reached({place: offset for cut in run for place, offset in cut.positions.items()})
 
 
 def _simulated_cuts(records: Sequence[Record], step_ns: int) -> Iterator[tuple[int, list[Record]]]:

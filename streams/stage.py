@@ -124,11 +124,12 @@ WHOLE = Role()
 
 @dataclass(frozen=True)
 class CutResult:
-    """What one cut brought: the frame (None when idle), its verdicts, and everything to publish, in order."""
+    """What one cut brought: the frame (None when idle), its verdicts, everything to publish, in order, and when it was made."""
 
     frame: Frame | None
     verdicts: tuple[Verdict, ...]
     outputs: tuple[Output, ...]
+    at_ns: int
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class RawStage:
         if frame is not None or self._took_in():
             self.seq += 1
             self._outbox.publish(CUTS.name, self._config.cluster.encode(), encode(self._description(now_ns)))
-        return CutResult(frame, verdicts, tuple(self._outbox.take()))
+        return CutResult(frame, verdicts, tuple(self._outbox.take()), now_ns)
 
     def _took_in(self) -> bool:
         """Whether a unit read something that it holds back: from when on it waits is part of what a successor repeats."""
@@ -319,7 +320,7 @@ class RawStage:
                 self._drain(place, cut.positions.get(place, 0))
             self.seq, self._told = cut.seq, dict(cut.positions)
             frame, verdicts = self._run(cut.now_ns, "repeated", cut.keep_every)
-            yield CutResult(frame, verdicts, tuple(self._outbox.take()))
+            yield CutResult(frame, verdicts, tuple(self._outbox.take()), cut.now_ns)
         if not self._cuts:
             backlog, self._backlog = self._backlog, {}
             for place in sorted(backlog):

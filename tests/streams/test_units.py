@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from detectors.base import registry
 from streams.merge import PATIENCE_NS, Merger
+from streams.recording import Recorder
+from streams.replay import RECORDED, copy, replay
 from streams.service import BusWorker, read_all
 from streams.units import REST, SHARES, Unit, dealt, units
 from tests.streams.fingerprint import Detectors, Fingerprint
@@ -17,7 +20,9 @@ from tests.streams.synthetic import START_NS, Cluster
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
+from trainwarden.errors import UsageError
 from trainwarden.records import Summary, Verdict, decode, encode
+from trainwarden.topics import SUMMARIES
 
 CONFIG = from_table({"cluster": "c", "streams": {"snapshot_s": 5}})
 NODES = tuple(f"n{number:02d}" for number in range(12))
@@ -239,3 +244,39 @@ def _ticks_of(site: Site) -> list[Any]:
     run = rest.stage.pipeline.run
     rest.stage.pipeline.run = lambda frame, keep_every=1: ticks.extend(frame.ticks) or run(frame)  # type: ignore[method-assign, func-returns-value]
     return ticks
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_replay_says_byte_for_byte_what_the_units_said(tmp_path: Path, killed: bool) -> None:
+    site = Site(2)
+    site.run(7)
+    if killed:
+        unit = next(unit for unit in units(4) if unit.name == "share/lines")
+        for hand in site.hands:
+            hand[:] = [worker for worker in hand if worker.stage.role.owner != unit.name]
+        site.hands[0].append(site.employ(unit))
+    site.run(7)
+    recorded = tuple(topic.name for topic in (*RECORDED, SUMMARIES))
+    with Recorder(tmp_path / "r") as recorder:
+        subscriber = site.bus.subscriber(recorded)
+        while batch := subscriber.poll(0.0):
+            copy(batch, recorder)
+    told = replay(tmp_path / "r", CONFIG)
+    again: dict[str, list[str]] = {}
+    for verdict in told.verdicts:
+        again.setdefault(verdict.detector, []).append(verdict.text)
+    said = site.said()
+    assert sorted(again) == sorted(said)
+    assert {name: words[: len(said[name])] for name, words in again.items()} == said
+    assert told.frames >= 10
+    assert told.nodes == set(NODES)
+
+
+def test_a_recording_of_units_without_summaries_is_refused(tmp_path: Path) -> None:
+    site = Site(1)
+    site.run(4)
+    with Recorder(tmp_path / "r") as recorder:
+        for topic in ("tw.ticks", "tw.cuts"):
+            copy(read_all(site.bus, topic), recorder)
+    with pytest.raises(UsageError, match=r"streams.stages = 2 and holds no tw.summaries"):
+        replay(tmp_path / "r", CONFIG)
