@@ -79,7 +79,7 @@ class Depot:
                 connection.settimeout(SILENCE_S)
                 self._take(connection, _opening(connection, self._token))
                 self.kept += 1
-            except (OSError, ValueError, Refused) as error:
+            except (OSError, ValueError, OverflowError, Refused) as error:
                 self.failed += 1
                 log.warning("a replica was not kept: %s", error)
 

@@ -7,6 +7,7 @@ moment at least one buffer holds a whole save once there has been one: the other
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import threading
@@ -32,6 +33,21 @@ class Stamp:
     rank: int
     generation: int
     fingerprint: int
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        free = os.fstatvfs(descriptor)
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: {segments.SHARED_MEMORY_DIR} is too small for a save: {size / 1e6:.0f} MB are needed twice over,"
+            f" {free.f_bavail * free.f_frsize / 1e6:.0f} of {free.f_blocks * free.f_frsize / 1e6:.0f} MB are free;"
+            " make it larger (docker: --shm-size; Kubernetes: an emptyDir with medium Memory)",
+        ) from error
 
 
 class Buffer:
@@ -61,7 +77,7 @@ class Buffer:
             descriptor = os.open(self.path, flags, 0o600)
             try:
                 if os.fstat(descriptor).st_size < size:
-                    os.posix_fallocate(descriptor, 0, size)
+                    _reserve(descriptor, size)
                 # The older map may still be read in the background; it goes when the last view does.
                 self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
             finally:

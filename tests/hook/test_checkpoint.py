@@ -40,7 +40,7 @@ class Rank:
 
     def save(self, step: int, state: dict[str, Any] | None = None, must: bool = False) -> SaveReport | None:
         failure = self.saver.save(step, state or {"model": {"w": torch.full((1000,), float(step))}}, must)
-        assert self.saver.wait_idle(10)
+        assert self.saver.wait_idle(60)
         return failure
 
     def found(self, max_step: int | None = None) -> tuple[int, str, list[str]]:
@@ -278,6 +278,68 @@ def test_a_full_disk_is_reported_and_the_memory_save_stands(rank: Rank, monkeypa
     assert os.listdir(rank.folder.path) == []
 
 
+def _full_after_one(plain: Callable[..., int]) -> Callable[..., int]:
+    left = [1]
+
+    def write(descriptor: int, data: memoryview, offset: int) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= 1
+        return plain(descriptor, data[:100], offset)
+
+    return write
+
+
+def _fails(code: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+def test_a_disk_that_fails_at_any_point_keeps_the_older_file_and_the_next_save_is_written(
+    rank: Rank, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.save(10)
+    fault = _full_after_one(os.pwrite) if call == "pwrite" else _fails(errno.EIO if call == "fsync" else errno.ENOSPC)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"trainwarden_hook.disk.os.{call}", fault)
+        assert rank.save(20) is None
+    assert [(report.where, report.ok) for report in rank.reports[2:]] == [("memory", True), ("disk", False)]
+    assert rank.folder is not None
+    assert [step for step, _ in rank.folder.newest_first()] == [10]
+    assert len(os.listdir(rank.folder.path)) == 1, "nothing half-written stays"
+    rank.save(30)
+    segments.unlink_all(rank.job, "n0")
+    assert rank.found() == (30, "disk", [])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")
+def test_shared_memory_of_a_container_that_is_too_small_costs_the_new_save_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = tmp_path / "shm"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], check=True)
+    monkeypatch.setattr(segments, "SHARED_MEMORY_DIR", str(small))
+    made = Rank(None)
+    try:
+        megabyte = 1_000_000 // 4
+        assert made.save(10, {"model": {"w": torch.ones(megabyte)}}) is None
+        assert made.save(20, {"model": {"w": torch.ones(megabyte)}}) is None
+        failure = made.save(30, {"model": {"w": torch.ones(4 * megabyte)}})
+        assert failure is not None
+        assert f"{small} is too small for a save: 4 MB are needed twice over" in failure.error
+        assert made.found() == (20, "memory", []), "neither buffer was touched"
+        assert made.save(40, {"model": {"w": torch.ones(megabyte)}}) is None
+        assert made.found()[0] == 40
+    finally:
+        made.saver.close()
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
 def test_full_shared_memory_is_reported_and_the_older_save_stands(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.save(10)
 
@@ -331,7 +393,7 @@ from trainwarden_hook.packing import Plan
 buffers = Buffers(sys.argv[1], "n0", 0)
 saver = Saver(buffers, None, Stamp(4, 2, 3, 77), lambda report: None)
 saver.save(10, {"model": {"w": torch.ones(1000)}}, False)
-saver.wait_idle(10)
+saver.wait_idle(60)
 plain = Plan.write_tensors
 def half(plan, payload):
     plain(plan, payload)

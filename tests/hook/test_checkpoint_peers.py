@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainwarden_hook import segments
 from trainwarden_hook.checkpoint import Saver, SaveReport
-from trainwarden_hook.depot import Depot, Replica, open_depot
+from trainwarden_hook.depot import AT_ONCE, GO, Depot, Replica, open_depot
 from trainwarden_hook.disk import CHUNK_BYTES, Folder, open_file
 from trainwarden_hook.environment import Environment
 from trainwarden_hook.job import Job
@@ -82,6 +82,34 @@ def test_a_sender_that_ends_in_the_middle_costs_nothing(depot: Depot) -> None:
     assert kept(depot) == {2: 30, 3: 10}
 
 
+def test_senders_that_hang_in_the_middle_give_their_turns_to_others(
+    depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwarden_hook.depot.SILENCE_S", 0.2)
+    host, port, token = depot.address.rsplit(":", 2)
+    hung = [socket.create_connection((host, int(port)), 60) for _ in range(AT_ONCE)]
+    for rank, sender in enumerate(hung):
+        sender.sendall(f'{{"token":"{token}","rank":{rank},"size":9000000}}\n'.encode())
+        assert sender.recv(1) == GO
+    try:
+        assert Replica(depot.address, 3, timeout_s=60).write(*packed(10, world=4), always)
+        assert kept(depot) == {3: 10}
+    finally:
+        for sender in hung:
+            sender.close()
+
+
+def test_a_replica_that_a_killed_launcher_had_half_is_none_and_is_removed(depot: Depot) -> None:
+    header, payload = packed(10, 300_000, world=4)
+    final = segments.replica_path(depot._job, depot._node, 3)
+    Path(f"{final}.new").write_bytes(header.encode() + bytes(payload[:1000]))
+    assert kept(depot) == {}
+    Replica(depot.address, 3).write(header, payload, always)
+    assert kept(depot) == {3: 10}
+    Path(f"{final}.new").write_bytes(b"again")
+    assert segments.unlink_all(depot._job, depot._node) == 2
+
+
 def test_replicas_of_ranks_that_are_no_more_are_dropped(depot: Depot) -> None:
     Replica(depot.address, 3).write(*packed(10, world=4), always)
     Replica(depot.address, 1).write(*packed(20, world=2), always)
@@ -89,17 +117,23 @@ def test_replicas_of_ranks_that_are_no_more_are_dropped(depot: Depot) -> None:
 
 
 @pytest.mark.parametrize(
-    "opening", [b'{"token":"no","rank":0,"size":9}\n', b"[]\n", b"no json\n", b'{"rank":-1}\n', b"x" * 5000]
-)
+    "opening",
+    [
+        b'{"token":"no","rank":0,"size":9}\n', b"[]\n", b"no json\n", b'{"rank":-1}\n', b"x" * 5000,
+        b'{"token":"TOKEN","rank":0,"size":999999999999999999999999}\n',
+    ],
+)  # fmt: skip
 def test_strangers_and_nonsense_get_nothing(depot: Depot, opening: bytes) -> None:
-    host, port, _ = depot.address.rsplit(":", 2)
-    with socket.create_connection((host, int(port)), 10) as stranger:
-        stranger.sendall(opening)
+    host, port, token = depot.address.rsplit(":", 2)
+    with socket.create_connection((host, int(port)), 60) as stranger:
+        stranger.sendall(opening.replace(b"TOKEN", token.encode()))
         try:
             assert stranger.recv(1) == b""
         except ConnectionResetError:
             pass
     assert kept(depot) == {}
+    assert Replica(depot.address, 3).write(*packed(10, world=4), always), "and the next one is served"
+    assert depot.failed == 1
 
 
 def test_full_memory_on_the_peer_is_an_error_of_the_sender(depot: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +164,28 @@ class Hung:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class HungInTheMiddle(Hung):
+    """Lets the sender begin, and reads nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Thread(target=self._begin, daemon=True).start()
+
+    def _begin(self) -> None:
+        self._connection = self._socket.accept()[0]
+        self._connection.sendall(GO)
+
+
+def test_a_peer_that_hangs_in_the_middle_of_a_replica_is_given_up() -> None:
+    hung = HungInTheMiddle()
+    try:
+        # more than the buffers of two sockets hold
+        with pytest.raises(TimeoutError):
+            Replica(hung.address, 0, timeout_s=0.2).write(*packed(10, 8_000_000), always)
+    finally:
+        hung.close()
 
 
 def dead_address() -> str:

@@ -100,7 +100,10 @@ def test_what_was_sent_between_the_loss_of_the_carrier_and_the_move_does_not_wai
 ) -> None:
     """It waits for the peer's address on the dead rail, where nobody answers; TCP repeats nothing that the kernel still holds."""
     path, back = at.links_file(tmp_path / "links.toml"), f"{at.address(0)} via {at.on(0, 'b')} dev eth1"
-    escape = at.inside(0, lambda: Escape(read_rails(str(path), "n0"), b"a secret of the tests, long enough", list))
+    told: list[dict[str, Any]] = []
+    escape = at.inside(
+        0, lambda: Escape(read_rails(str(path), "n0"), b"a secret of the tests, long enough", told.append)
+    )
     ip(at, 1, "route", "add", *back.split())
     try:
         listening = at.inside(1, lambda: socket.create_server((at.address(1), 0)))
@@ -113,7 +116,7 @@ def test_what_was_sent_between_the_loss_of_the_carrier_and_the_move_does_not_wai
             waiting = ip(at, 0, "neigh", "show", at.on(1, "a"), "dev", "eth0")
             assert "INCOMPLETE" in waiting, "nothing waits: this test shows nothing"
             escape._turn({escape._watch.fileno()}, time.monotonic_ns() + 10**12)
-            assert escape.rail_in_use() == "b"
+            assert [(event["event"], event["cause"], event["to"]) for event in told] == [("moved", "no_carrier", "b")]
             assert ip(at, 0, "neigh", "show", at.on(1, "a"), "dev", "eth0") == "", "what waits there is let go"
             server.settimeout(60)
             assert server.recv(100) == b"between the loss and the move"
