@@ -77,6 +77,8 @@ class _Parked:
     placed: Placed
 
 
+RENEWED_NS = 2 * NS_PER_S
+"""By then every node has been heard again."""
 AHEAD_NS = 5 * NS_PER_S
 BEHIND_NS = 24 * 3600 * NS_PER_S
 """A tick further from the time of its cut than this would move the grid for everybody: it becomes a dead letter."""
@@ -104,6 +106,7 @@ class Aligner:
         self._voices: Voices[Placed] = Voices()
         self._clocks = Clocks(settings.skew_ms, settings.interval_ms)
         self._grid = Grid(settings.interval_ms, settings.lateness_ms, settings.forget_s)
+        self._cut_ns, self._set_back_ns, self._counted_ns, self._wild = 0, -RENEWED_NS, -1, (0, 0)
         self._parked: list[_Parked] = []
         self._rejected: list[Rejected] = []
         self.topology = Topology()
@@ -124,6 +127,7 @@ class Aligner:
 
     def cut(self, now_ns: int) -> Frame | None:
         """A frame of everything added since the last cut; None while there is nothing to say and nobody to wait for."""
+        self._note_own_clock(now_ns)
         pending, self._pending = sorted(self._heard(self._pending, now_ns), key=canonical), []
         self.positions = dict(self._read_to)
         self._learn(placed.record for placed in pending)
@@ -315,12 +319,28 @@ class Aligner:
         correction_ns = 0 if tick.spooled else self._clocks.correction_ns(tick.node, tick.observed_at_ns, now_ns)
         if (wild := _wild_time(tick.observed_at_ns + correction_ns - now_ns)) is not None:
             self._metrics.count("tw_ticks_skewed_total", node=tick.node)
-            self._reject(placed, f"observed at {tick.observed_at_ns} ns, {wild}: set the clock of {tick.node}")
+            self._reject(placed, f"observed at {tick.observed_at_ns} ns, {wild}{self._whose_clock(tick.node, now_ns)}")
             return
         if correction_ns:
             self._metrics.count("tw_ticks_skewed_total", node=tick.node)
         if not self._grid.place(tick, correction_ns, now_ns):
             self._metrics.count("tw_ticks_late_total", node=tick.node)
+
+    def _whose_clock(self, node: str, now_ns: int) -> str:
+        """Whose clock has to be set: nodes are not off by so much all at once, but we may be."""
+        if self._counted_ns != now_ns:
+            self._counted_ns, self._wild = now_ns, self._clocks.count(lambda late_ns: _wild_time(-late_ns) is not None)
+        wild, heard = self._wild
+        if 0 <= now_ns - self._set_back_ns < RENEWED_NS:
+            return "; this worker's clock was set back just now: set the clock of its host"
+        if 2 * wild > heard > 1:
+            return f", as are {wild} of {heard} nodes: set the clock of this worker's host"
+        return f": set the clock of {node}"
+
+    def _note_own_clock(self, now_ns: int) -> None:
+        if now_ns < self._cut_ns - AHEAD_NS:
+            self._set_back_ns = now_ns
+        self._cut_ns = now_ns
 
     def _park(self, parked: _Parked, catalog_id: str, now_ns: int) -> None:
         if len(self._parked) >= self.settings.parked_limit:

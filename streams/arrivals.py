@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -98,6 +99,11 @@ class Clocks:
             self._least.pop(node, None)
         self._samples[node].append(arrived_at_ns - observed_at_ns)
         self._learn(node)
+
+    def count(self, is_wild: Callable[[int], bool]) -> tuple[int, int]:
+        """How many nodes, of how many that were heard, are off by what `is_wild` says of (arrival - observed) of their newest tick."""
+        newest = [samples[-1] for samples in self._samples.values() if samples]
+        return sum(map(is_wild, newest)), len(newest)
 
     def settle(self) -> None:
         """Work out what all nodes share; once per cut."""

@@ -16,6 +16,7 @@ from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
 from trainwarden.policy import Policy
 from trainwarden.records import (
+    DeadLetter,
     Entity,
     EntityKind,
     Incident,
@@ -75,6 +76,10 @@ def test_a_clock_that_is_stepped_by_an_hour_accuses_nobody(whose: str, by_ns: in
     incidents = [i for i in map(decode, (m.value for m in read_all(bus, "tw.incidents"))) if isinstance(i, Incident)]
     acted_on = {culprit.node or culprit.name for i in incidents if i.reach is Reach.ACT for culprit in i.culprits}
     assert acted_on == {sick}, [(i.kind, i.title, i.reach) for i in incidents]
+    letters = [r for r in map(decode, (m.value for m in read_all(bus, "tw.dead"))) if isinstance(r, DeadLetter)]
+    told = {letter.reason.rpartition("set the clock of ")[2] for letter in letters}
+    behind = whose == "worker" and by_ns < 0  # whoever else is off is corrected, and loses nothing
+    assert told == ({"its host", "this worker's host"} if behind else set())
     ticks = sum(len(log) for log in bus.partitions("tw.ticks"))
     assert ticks == END_S * SPEC.nodes
     assert {p: o for p, o in worker.stage.positions.items() if "ticks" in p} == {
