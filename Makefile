@@ -36,8 +36,10 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 3 -m "not (kafka or torch or slow or root or long)"
 
+# what only waits much, two at a time; then what has brokers on Java, training processes and namespaces, each alone on the machine
 integration: $(STAMP)
-	$(BIN)/python -m pytest -m "(kafka or torch or slow or root) and not (faults or long)"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not (kafka or torch or root or faults or long)"
+	$(BIN)/python -m pytest -m "(kafka or torch or root) and not (faults or long)"
 
 # kills, broker restarts, garbage, Ctrl-C: whole clusters on Apache Kafka, about a quarter of an hour, alone on the machine
 test-faults: $(STAMP)
