@@ -1,11 +1,16 @@
 """Cost of a tick against the number of nodes: decode, align and detect, from 128 to 16,384 nodes of eight GPUs.
 
     python -m benchmarks.linear [--quick] [--warm 8] [--ticks 12] [--json FILE] [--plot FILE]
+    python -m benchmarks.linear --nodes 1250 --warm 60 --ticks 20 --faults STRUCK
 
 The worker's own stage with all detectors is called directly, four cuts a second as in production, on what a simulated cluster of each size
 says (ticks, steps, logs, topology); no broker and no client. Shown: milliseconds of processor time for each second of the cluster, means
 over the ticks after the warm-up, and the exponent of a power law through all sizes: 1 is linear. `--quick` ends at 2,048 nodes and takes
 two minutes. 16,384 nodes need 8 GB of memory. Exit code 1 when the exponent of the total is above the bar.
+
+`--nodes` measures one size and shows each detector, with `--faults` while these go on (as in `trainwarden simulate`; STRUCK stands for six
+kinds from second 36 on). `tick` is the time from a grid point to the cut that closes it, with no time spent on anything: what waiting for
+ticks alone costs.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from collectors.simulated.encode import Sent
 from collectors.simulated.spec import START_NS
 from streams.detect import Pipeline
 from streams.stage import RawStage
-from trainwarden.clock import NS_PER_S, SimulatedClock
+from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
 from trainwarden.selfmetrics import Metrics
 
@@ -37,6 +42,11 @@ QUICK_SIZES = SIZES[:5]
 EXPONENT_BAR = 1.1
 CUTS = 4
 PARTS = ("decode", "align", "detect")
+STRUCK = (
+    "stage_imbalance@job-010:36+900x0.458,packet_loss@n00284/mlx5_2/1:37+900x0.0453,storage_slow@job-004:37+900x0.1516,"
+    "slow_receiver@n00280/mlx5_5/1:38+900x0.833,kernel_panic@n00433:40+900,nvswitch_fatal@n00215:42+900"
+)
+"""What a mix of six is with 1,250 nodes and seed 0, sooner."""
 
 
 @dataclass
@@ -46,6 +56,7 @@ class Worker:
     clock: SimulatedClock = field(default_factory=lambda: SimulatedClock(START_NS))
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     ticks: int = 0
+    waits_ms: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         config = from_table({"cluster": "sim"})
@@ -72,6 +83,7 @@ class Worker:
         if frame is not None:
             self.pipeline.run(frame)
             self.ticks += len(frame.ticks)
+            self.waits_ms += [(now_ns - tick.at_ns) / NS_PER_MS for tick in frame.ticks]
         self.pipeline.aligner.inferred.clear()
         detected_s = process_time()
         for part, took_s in zip(
@@ -90,12 +102,12 @@ def quarters(sent: list[Sent]) -> Iterator[list[Sent]]:
         yield [one for one in sent if min(int(CUTS * (one.arrives_s % 1)), CUTS - 1) == number]
 
 
-def measure(nodes: int, warm: int, ticks: int) -> dict[str, Any]:
-    """Mean milliseconds a tick of `nodes` nodes."""
+def measure(nodes: int, warm: int, ticks: int, faults: str = "none") -> dict[str, Any]:
+    """Mean milliseconds a tick of `nodes` nodes, of each part and wall time of each detector; and what ticks waited for each other."""
     worker, rows, before = Worker(), [], {}
-    for number, sent in enumerate(seconds(nodes, warm + ticks)):
+    for number, sent in enumerate(seconds(nodes, warm + ticks, faults)):
         if number == warm:
-            before = worker.detectors_ms()
+            before, worker.waits_ms = worker.detectors_ms(), []
         taken = worker.second(sent)
         rows.append({**taken, "messages": len(sent)})
     if worker.ticks < warm + ticks - 3:
@@ -103,7 +115,20 @@ def measure(nodes: int, warm: int, ticks: int) -> dict[str, Any]:
     timed = rows[warm:]
     means = {part: round(statistics.fmean(row[part] for row in timed), 3) for part in (*PARTS, "messages")}
     spent = {name: round((ms - before[name]) / ticks, 3) for name, ms in worker.detectors_ms().items()}
-    return {"nodes": nodes, **means, "total": round(sum(means[part] for part in PARTS), 3), "detectors_wall_ms": spent}
+    waits = {f"p{share}": float(np.percentile(worker.waits_ms, share)) for share in (50, 95, 100)}
+    total = round(sum(means[part] for part in PARTS), 3)
+    return {"nodes": nodes, **means, "total": total, "detectors_wall_ms": spent, "wait_ms": waits}
+
+
+def one_size(row: dict[str, Any]) -> str:
+    """One size for people."""
+    shares = sorted(row["detectors_wall_ms"].items(), key=lambda item: -item[1])
+    waits = ", ".join(f"{name} {ms:.0f}" for name, ms in row["wait_ms"].items())
+    return "\n".join([
+        f"{row['nodes']} nodes: " + ", ".join(f"{part} {row[part]:.1f}" for part in (*PARTS, "total")) + " ms a second",
+        "wall time of detectors, ms a second: " + ", ".join(f"{name} {ms:.1f}" for name, ms in shares),
+        f"grid point to its cut: {waits} ms",
+    ])  # fmt: skip
 
 
 def exponent(rows: list[dict[str, Any]], part: str) -> float:
@@ -161,7 +186,13 @@ def main() -> int:
     parser.add_argument("--ticks", type=int, default=12)
     parser.add_argument("--json", type=Path, default=None, help="write the result here too")
     parser.add_argument("--plot", type=Path, default=None, help="draw it")
+    parser.add_argument("--nodes", type=int, default=0, help="this size alone, with each detector's share")
+    parser.add_argument("--faults", default="none", help="what goes on meanwhile, with --nodes")
     given = parser.parse_args()
+    if given.nodes:
+        faults = STRUCK if given.faults == "STRUCK" else given.faults
+        print(one_size(measure(given.nodes, given.warm, given.ticks, faults)))
+        return 0
     sizes = [size for size in (QUICK_SIZES if given.quick else SIZES) if size <= given.most]
     if len(sizes) < 2:
         parser.error(f"--most: {given.most} found, expected at least {SIZES[1]}: a fit needs two sizes")

@@ -77,6 +77,8 @@ class _Parked:
     placed: Placed
 
 
+VOICED = (Tick, StepReport, LogEvent)
+"""What the collector of a node says."""
 RENEWED_NS = 2 * NS_PER_S
 """By then every node has been heard again."""
 AHEAD_NS = 5 * NS_PER_S
@@ -195,11 +197,11 @@ class Aligner:
 
     def _heard(self, pending: list[Placed], now_ns: int) -> list[Placed]:
         """What the collector of each node says; topology and catalogues have speakers of other kinds, too."""
-        voiced = [placed for placed in pending if isinstance(placed.record, Tick | StepReport | LogEvent)]
+        voiced = [placed for placed in pending if isinstance(placed.record, VOICED)]
         admitted, refused = self._voices.admit(voiced, now_ns)
         for placed, reason in refused:
             self._reject(placed, reason)
-        others = [placed for placed in pending if not isinstance(placed.record, Tick | StepReport | LogEvent)]
+        others = [placed for placed in pending if not isinstance(placed.record, VOICED)]
         return others + admitted
 
     def _is_of_another(self, placed: Placed) -> bool:

@@ -67,6 +67,8 @@ SLOW_FRAME_MS = 20.0
 """Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
 REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
+READ_S = 0.1
+"""Between two cuts what the consumer holds is taken so often."""
 READ_ROUNDS, READ_RECORDS = 20, 5000
 """So much is read before a cut, at most."""
 CANCEL_S = 1.0
@@ -281,7 +283,7 @@ class RawService:
             await asyncio.sleep(RETRY_S)
         self._fresh = True
         while True:
-            await asyncio.sleep(max(0.0, next_cut_s - loop.time()))
+            await self._read_until(consumer, next_cut_s)
             next_cut_s = max(next_cut_s + cut_s, loop.time())
             if self.paused:
                 continue
@@ -301,6 +303,16 @@ class RawService:
                 self._saving = None
             if self._saving is None and loop.time() >= self._next_snapshot_s:
                 await self._save_beside()
+
+    async def _read_until(self, consumer: Any, cut_s: float) -> None:
+        """Wait for a cut's time. Of a partition nothing more is fetched before what it gave is taken: so it is taken again and again, else
+        a cut would see what there was at the time of the cut before; and what is decoded now need not be decoded then."""  # fmt: skip
+        loop = asyncio.get_running_loop()
+        while (left_s := cut_s - loop.time()) > READ_S:
+            await asyncio.sleep(READ_S)
+            if not self.paused:
+                await self._read(consumer, wait_ms=0)
+        await asyncio.sleep(max(0.0, left_s))
 
     async def _read(self, consumer: Any, wait_ms: int) -> list[CutResult]:
         """Everything the consumer holds now (bounded), into the stage."""

@@ -20,19 +20,39 @@ STALL_NS = 10 * NS_PER_S
 
 @dataclass
 class _Node:
+    """`boot`, `seq`: its newest tick; ticks numbered without a hole lie in cells from `since_cell` to `told_cell`."""
+
     last_cell: int
     arrived_at_ns: int
     absent_cells: int = 0
     skewed: bool = False
+    boot: str = ""
+    seq: int = 0
+    since_cell: int = 0
+    told_cell: int = 0
+
+    def follow(self, tick: Tick, cell: int) -> None:
+        """Take a tick's number in. One that comes after its successor fills no hole here: its cell has it, or waited for it."""
+        if not tick.boot_id:
+            return
+        if tick.boot_id == self.boot and tick.seq == self.seq + 1 and cell >= self.told_cell:
+            self.seq, self.told_cell = tick.seq, cell
+        elif tick.boot_id != self.boot or tick.seq > self.seq:
+            self.boot, self.seq, self.since_cell, self.told_cell = tick.boot_id, tick.seq, cell, cell
+
+    def has_passed(self, cell: int) -> bool:
+        """Whether it made no tick for this cell: the one before and the one after follow each other by number."""
+        return self.since_cell < cell < self.told_cell
 
 
 @dataclass
 class Grid:
     """Cells of `interval_ms`; a tick observed from a quarter interval before a grid point belongs to that point.
 
-    Closing rule: a cell closes when every node waited for is in, or when event time is `lateness_ms` past it and each missing
-    node either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being
-    fetched is not silence).
+    Closing rule: a cell closes when every node waited for is in or is known to have made no tick for it (a collector that slept
+    through it: the numbers of its ticks go on without a hole), or when event time is `lateness_ms` past it and each missing node
+    either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being fetched is not
+    silence).
     """
 
     interval_ms: int
@@ -63,6 +83,7 @@ class Grid:
         node = self._nodes.get(tick.node)
         if node is None:
             node = self._nodes[tick.node] = _Node(cell, now_ns)
+        node.follow(tick, cell)
         node.last_cell, node.arrived_at_ns, node.absent_cells = max(node.last_cell, cell), now_ns, 0
         node.skewed = correction_ns != 0
         self._forgotten.discard(tick.node)
@@ -105,6 +126,7 @@ class Grid:
             "nodes": {
                 name: [n.last_cell, n.arrived_at_ns, n.absent_cells, n.skewed] for name, n in self._nodes.items()
             },
+            "words": {name: [n.boot, n.seq, n.since_cell, n.told_cell] for name, n in self._nodes.items() if n.boot},
             "next": self._next,
             "event": [self._event_ns, self._event_arrived_ns, self._newest_ns],
             "forgotten": sorted(self._forgotten),
@@ -113,7 +135,8 @@ class Grid:
     def restore(self, state: dict[str, Any]) -> None:
         """Take `snapshot`'s containers over."""
         self._cells = {cell: {(tick := decode(p)).node: tick for p in payloads} for cell, payloads in state["cells"]}
-        self._nodes = {name: _Node(*values) for name, values in state["nodes"].items()}
+        words = state.get("words", {})  # an older worker did not follow numbers
+        self._nodes = {name: _Node(*values, *words.get(name, ())) for name, values in state["nodes"].items()}
         self._next = state["next"]
         self._event_ns, self._event_arrived_ns, self._newest_ns = state["event"]
         self._forgotten = set(state["forgotten"])
@@ -140,7 +163,9 @@ class Grid:
             return None
         members = self._cells.get(cell, {})
         missing = [
-            node for name, node in self._nodes.items() if name not in members and node.absent_cells < GIVE_UP_CELLS
+            node
+            for name, node in self._nodes.items()
+            if name not in members and node.absent_cells < GIVE_UP_CELLS and not node.has_passed(cell)
         ]
         if members and not missing:
             return cell

@@ -7,7 +7,7 @@ cuts, and publishes what comes back *before* it commits what it read.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -188,6 +188,7 @@ class RawStage:
         self._backlog: dict[str, deque[Message]] = {}
         self._reached: dict[str, int] = {}
         self._told: dict[str, int] = {}
+        self._taken: Counter[str] = Counter()
         self._turn = 0
         self._shedding = Shedding()
         self._in_a_point = {SUMMARIES.name: TICKS.partitions}
@@ -347,7 +348,7 @@ class RawStage:
                 self._metrics.count("tw_dead_letters_total", topic=message.topic)
             aligner.skip(message.topic, message.partition, message.offset)
             return
-        self._metrics.count("tw_records_total", topic=message.topic)
+        self._taken[message.topic] += 1
         if record is None:
             aligner.skip(message.topic, message.partition, message.offset)
         else:
@@ -367,6 +368,9 @@ class RawStage:
         for verdict in verdicts:
             self._outbox.publish(VERDICTS.name, self._config.cluster.encode(), encode(verdict))
         self._metrics.count("tw_cuts_total", phase=phase)
+        taken, self._taken = self._taken, Counter()
+        for topic, count in taken.items():
+            self._metrics.count("tw_records_total", count, topic=topic)
         if aligner.closed_until_ns:
             self._metrics.set("tw_tick_age_seconds", (now_ns - aligner.closed_until_ns) / 1e9)
         return frame, verdicts
@@ -494,6 +498,8 @@ def _misfit(record: Record) -> str:
     elif isinstance(record, TopologyEvent):
         ranks = [rank for rank, _, _ in record.ranks]
     else:
+        return ""
+    if not ranks or (min(ranks) >= 0 and max(ranks) < MAX_WORLD):
         return ""
     bad = next((rank for rank in ranks if not 0 <= rank < MAX_WORLD), None)
     return "" if bad is None else f"rank {bad} is placed by {record.node or 'nobody'}: no job has such a rank"

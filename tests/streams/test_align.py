@@ -111,6 +111,61 @@ def test_absent_node_reported_after_lateness_and_not_before() -> None:
     assert bench.closed[1].present.tolist() == [True, False]
 
 
+def slept_through(bench: Bench, seq_after: int) -> None:
+    """n1 has no tick for second 3 and speaks again in second 4; n0 misses nothing."""
+    for second in range(5):
+        bench.add("tw.ticks", tick("n0", second))
+        if second != 3:
+            bench.add("tw.ticks", tick("n1", second, seq=second if second < 3 else seq_after))
+        bench.cut(second + 0.1)
+
+
+def test_a_tick_that_a_collector_slept_through_is_not_waited_for() -> None:
+    bench = Bench(lateness_ms=2000)
+    slept_through(bench, seq_after=3)
+    assert bench.seconds() == [0, 1, 2, 3, 4], "its next number follows its last: there was none between"
+    assert bench.closed[3].present.tolist() == [True, False]
+
+
+def test_a_tick_that_is_on_its_way_is_waited_for() -> None:
+    bench = Bench(lateness_ms=2000)
+    slept_through(bench, seq_after=4)
+    assert bench.seconds() == [0, 1, 2], "number 3 may still come"
+    bench.add("tw.ticks", tick("n1", 3))
+    bench.cut(4.3)
+    assert bench.seconds() == [0, 1, 2, 3, 4]
+    assert bench.closed[3].present.all()
+
+
+@pytest.mark.parametrize("word", [("b2", 0), ("b1", 1), ("", 4)], ids=["started again", "numbered anew", "no boot id"])
+def test_numbers_that_prove_nothing_close_nothing(word: tuple[str, int]) -> None:
+    bench = Bench(lateness_ms=2000)
+    for second in range(5):
+        bench.add("tw.ticks", tick("n0", second))
+        if second != 3:
+            boot, seq = word if second > 3 else (word[0] and "b1", second)
+            bench.add("tw.ticks", tick("n1", second, boot=boot, seq=seq))
+        bench.cut(second + 0.1)
+    assert bench.seconds() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_numbers_told_is_taken_over_and_a_state_without_it_can_be_read(older: bool) -> None:
+    bench = Bench(lateness_ms=2000)
+    for second in range(5):
+        if second == 4:
+            state = unpack(bench.aligner.snapshot())
+            if older:
+                del state["grid"]["words"]
+            bench.aligner = Aligner(bench.aligner.settings, bench.metrics)
+            bench.aligner.restore(pack(state))
+        bench.add("tw.ticks", tick("n0", second))
+        if second != 3:
+            bench.add("tw.ticks", tick("n1", second, seq=min(second, 3)))
+        bench.cut(second + 0.1)
+    assert bench.seconds() == ([0, 1, 2] if older else [0, 1, 2, 3, 4])
+
+
 def test_everybody_silent_is_not_closed_until_the_stall_is_over() -> None:
     bench = Bench()
     bench.add("tw.ticks", tick("n0", 0))

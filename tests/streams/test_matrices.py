@@ -6,7 +6,7 @@ import numpy as np
 
 from detectors.series.table import NodeTables
 from detectors.threshold.table import Roster
-from streams.matrices import Catalogs, family_matrices
+from streams.matrices import Catalogs, Names, family_matrices
 from trainwarden.records import Block, Catalog, Metric, Tick
 
 
@@ -32,3 +32,15 @@ def test_states_of_all_layouts_are_told_and_no_line_is_learnt_for_them() -> None
     assert roster.metrics == ["temp_c"]
     _, names, values = NodeTables()._part(matrix)
     assert (names, values.tolist()) == (["gpu.temp_c"], [[60.0], [61.0]])
+
+
+def test_rows_are_the_same_objects_again_after_one_node_missed_a_tick() -> None:
+    names = Names()
+    whole = [("n0", ("gpu0", "gpu1")), ("n1", ("gpu0",)), ("n2", ("gpu0",))]
+    first = names.of("gpu", whole)
+    assert first == (("n0", "gpu0"), ("n0", "gpu1"), ("n1", "gpu0"), ("n2", "gpu0"))
+    for missed in (1, 2, 0):
+        beside = names.of("gpu", whole[:missed] + whole[missed + 1 :])
+        assert beside == tuple(pair for pair in first if pair[0] != f"n{missed}")
+        assert names.of("gpu", list(whole)) is first
+    assert names.of("gpu", [("n0", ("gpu1",)), *whole[1:]])[0] == ("n0", "gpu1")
