@@ -9,13 +9,15 @@ import time
 import pytest
 
 from tests.faults.theatre import SEEDS, Theatre, wait_for
-from trainwarden.records import LogEvent, StepReport, Tick, Verdict, encode
+from trainwarden.records import LogEvent, Reach, StepReport, Tick, Verdict, encode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORKER_MOMENTS = ["verdict-without-cut", "before-incident", *(("after-verdict", "after-incident") if SEEDS else ())]
 KILLS = int(os.environ.get("TRAINWARDEN_KILLS", "20"))
 """Kills at random moments, each with a seed of its own."""
+ROUNDS = int(os.environ.get("TRAINWARDEN_KILL_ROUNDS", "2"))
+"""Lives of the cluster in each of which every part is killed once: many kills in less time."""
 PARTS = ("worker", "actions", "store", "collector-n0", "broker", "collector-n1", "collector-n2")
 STORE_MOMENTS = ["half-inserted:7", *(("intended:3", "inserted:3") if SEEDS else ())]
 
@@ -99,10 +101,32 @@ def test_each_part_is_killed_at_random_moments(play: Theatre, seed: int) -> None
         play.healed(hurt)
     play.drained()
     if seed % 5 == 4 or seed == KILLS - 1:
-        for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
-            play.assert_no_gaps(topic, kind)
-        said: dict[str, bytes] = {}
-        for verdict in (r for r in play.records("tw.verdicts") if isinstance(r, Verdict)):
-            assert said.setdefault(verdict.verdict_id, encode(verdict)) == encode(verdict), (
-                "said twice, and differently"
-            )
+        assert_nothing_lost_nor_said_differently(play)
+
+
+def assert_nothing_lost_nor_said_differently(play: Theatre) -> None:
+    for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
+        play.assert_no_gaps(topic, kind)
+    said: dict[str, bytes] = {}
+    for verdict in (r for r in play.records("tw.verdicts") if isinstance(r, Verdict)):
+        assert said.setdefault(verdict.verdict_id, encode(verdict)) == encode(verdict), "said twice, and differently"
+
+
+@pytest.mark.parametrize("life", range(ROUNDS))
+def test_every_part_is_killed_in_one_life(play: Theatre, life: int) -> None:
+    """Each at a random moment, in random order, while those before it come back; every fifth life a rank is hurt afterwards."""
+    rng, attempt, begun_s = random.Random(f"life {life}"), play.observed.newest_attempt, time.monotonic()
+    known = {incident.incident_id for incident in play.observed.loud_incidents()}
+    for part in rng.sample(PARTS, len(PARTS)):
+        moment_ns = time.monotonic_ns() + rng.randrange(1_500_000_000)
+        wait_for("the moment", lambda: time.monotonic_ns() >= moment_ns)  # noqa: B023 - waited for here
+        kill(play, part)
+    play.ready()
+    play.drained()
+    play.figures.append(("life with every part killed: all up, in training and sent", time.monotonic() - begun_s))
+    accused = [i for i in play.observed.loud_incidents() if i.incident_id not in known and i.reach is Reach.ACT]
+    assert not accused, [(i.kind, i.title) for i in accused]
+    assert play.observed.newest_attempt == attempt, "the job was restarted, and nobody had hurt it"
+    if life % 5 == 4 or life == ROUNDS - 1:
+        play.healed(play.hurt(rng.choice(("kill", "freeze")), rng.randrange(3)))
+        assert_nothing_lost_nor_said_differently(play)
