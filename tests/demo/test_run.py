@@ -33,7 +33,7 @@ def ask(directory: Path, query: str) -> list[dict[str, str]]:
     """Ask the store of a demonstration that has ended."""
     config = directory / "demo" / "trainwarden.toml"
     command = [sys.executable, "-m", "trainwarden.cli", "sql", "--config", str(config), "--format", "json", query]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -20,7 +20,7 @@ from trainwarden.records import ActionResult, Incident, Plan, Verdict
 
 WARM_STEPS = 150
 START_S = 120.0
-STORE_S = 15.0
+STORE_S = 60.0
 SETTLE_S = 8.0
 """After a recommendation the job is watched for so long: nothing may be done to it."""
 
