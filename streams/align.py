@@ -140,7 +140,7 @@ class Aligner:
         self._infer_placements([*(p.record for p in ticks), *steps])
         self._note_clocks(ticks, now_ns)
         self._place_all(ticks, now_ns)
-        closed = tuple(self._grid.close(now_ns, self._placed_nodes(), self._catalogs))
+        closed = tuple(self._grid.close(now_ns, self._placed_nodes(), self._catalogs, self._voices.waiting()))
         if not pending and not closed and self._grid.idle:
             return None
         return Frame(now_ns, closed, steps, logs, self.topology)

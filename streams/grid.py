@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,12 +97,15 @@ class Grid:
             members[tick.node] = tick
         return True
 
-    def close(self, now_ns: int, extra_nodes: set[str], catalogs: Catalogs) -> list[AlignedTick]:
-        """Every cell that is due, oldest first. `extra_nodes` are expected though they may never have reported."""
+    def close(
+        self, now_ns: int, extra_nodes: set[str], catalogs: Catalogs, waiting: Set[str] = frozenset()
+    ) -> list[AlignedTick]:
+        """Every cell that is due, oldest first. `extra_nodes` are expected though they may never have reported; of those who are `waiting`
+        to be believed it is not known whether they are silent."""
         closed: list[AlignedTick] = []
         self.just_closed = {}
         while (cell := self._due(now_ns)) is not None:
-            closed.append(self._emit(cell, extra_nodes, catalogs))
+            closed.append(self._emit(cell, extra_nodes, catalogs, waiting))
             self._next = cell + 1
         return closed
 
@@ -188,11 +192,12 @@ class Grid:
             del self._nodes[name]
             self._forgotten.add(name)
 
-    def _emit(self, cell: int, extra_nodes: set[str], catalogs: Catalogs) -> AlignedTick:
+    def _emit(self, cell: int, extra_nodes: set[str], catalogs: Catalogs, waiting: Set[str]) -> AlignedTick:
         members = self.just_closed[cell * self.interval_ns] = self._cells.pop(cell, {})
         for name, node in self._nodes.items():
             node.absent_cells = 0 if name in members else node.absent_cells + 1
-        nodes = tuple(sorted({*self._nodes, *members, *(extra_nodes - self._forgotten)}))
+        expected = {*self._nodes, *(extra_nodes - self._forgotten)} - waiting
+        nodes = tuple(sorted(expected.union(members)))
         ticks = [members[name] for name in nodes if name in members]
         return AlignedTick(
             at_ns=cell * self.interval_ns,

@@ -102,6 +102,10 @@ class Voices(Generic[S]):
         voice = self._voices.get(node)
         return voice.boot if voice is not None else ""
 
+    def waiting(self) -> frozenset[str]:
+        """Nodes in whose name somebody speaks who is not believed yet."""
+        return frozenset(node for node, voice in self._voices.items() if voice.held)
+
     def held(self) -> Iterable[tuple[str, S]]:
         """(node, record) of all that waits."""
         return ((node, item) for node, voice in self._voices.items() for item in voice.held)

@@ -537,3 +537,21 @@ def test_a_block_without_devices_beside_another_layout_is_an_empty_one() -> None
     family = bench.closed[0].family("host")
     assert family is not None
     assert [node for node, _ in family.entities] == ["n0"]
+
+
+def test_of_a_node_whose_collector_is_not_believed_yet_it_is_not_said_that_it_is_silent() -> None:
+    """Somebody lied in its name, so a collector that starts again without a proof waits for long; `present=False` would accuse the node."""
+    bench = Bench()
+    for second in range(20):
+        bench.add("tw.ticks", tick("n0", second))
+        bench.add("tw.ticks", tick("n1", second, boot="b1" if second < 4 else "b2"))
+        if second == 2:
+            bench.add("tw.ticks", tick("n1", second, boot="liar"))
+        bench.cut(second + 0.2)
+    there = {
+        cell: dict(zip(t.nodes, t.present.tolist(), strict=True))
+        for cell, t in zip(bench.seconds(), bench.closed, strict=True)
+    }
+    assert [there[cell].get("n1") for cell in range(4)] == [True] * 4
+    assert len(there) >= 15
+    assert all(there[cell] == {"n0": True} for cell in there if cell >= 4), there
