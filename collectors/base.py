@@ -45,6 +45,14 @@ class Family:
         """Identity of the column layout."""
         return catalog_id_of(self.name, self.metrics)
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(metric.name for metric in self.metrics)
+
+    @cached_property
+    def _absent(self) -> tuple[float, ...]:
+        return (NAN,) * len(self.metrics)
+
     def catalog(self) -> Catalog:
         """The catalogue record, without its header."""
         return Catalog(catalog_id=self.catalog_id, family=self.name, source=self.source, metrics=self.metrics)
@@ -53,8 +61,9 @@ class Family:
         """One block of `rows` (device → metric → value), absent values NaN; empty when there are no devices."""
         if not rows:
             return ()
-        names = [metric.name for metric in self.metrics]
-        values = [row.get(name, NAN) for row in rows.values() for name in names]
+        values: list[float] = []
+        for row in rows.values():
+            values.extend(map(row.get, self._names, self._absent))
         return (Block(self.name, self.catalog_id, tuple(rows), pack_floats(values)),)
 
 

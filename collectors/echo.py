@@ -11,12 +11,13 @@ import contextlib
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAGIC = b"TWPb"
 REQUEST, REPLY = 1, 2
-FRAME = struct.Struct("<4sB3x16sqq")
 SIZE_BYTES = 64
+FRAME = struct.Struct("<4sB3x16sqq24x")
+"""All of a datagram, `SIZE_BYTES` with what fills it up."""
 NONCE_BYTES = 16
 SO_TIMESTAMPNS = 35
 TIMESPEC = struct.Struct("qq")
@@ -25,16 +26,15 @@ MAX_SOURCES = 4096
 
 def request(nonce: bytes) -> bytes:
     """A request."""
-    return FRAME.pack(MAGIC, REQUEST, nonce, 0, 0).ljust(SIZE_BYTES, b"\0")
+    return FRAME.pack(MAGIC, REQUEST, nonce, 0, 0)
 
 
 def reply(nonce: bytes, came_ns: int, left_ns: int) -> bytes:
     """The answer to the request with `nonce`."""
-    return FRAME.pack(MAGIC, REPLY, nonce, came_ns, left_ns).ljust(SIZE_BYTES, b"\0")
+    return FRAME.pack(MAGIC, REPLY, nonce, came_ns, left_ns)
 
 
-@dataclass(frozen=True)
-class Echo:
+class Echo(NamedTuple):
     """A parsed probe datagram; times are unix nanoseconds of the responder's clock, 0 in requests."""
 
     kind: int
@@ -47,7 +47,7 @@ def parse(payload: bytes) -> Echo | None:
     """The probe datagram in `payload`; None for anything else."""
     if len(payload) != SIZE_BYTES:
         return None
-    magic, kind, nonce, came_ns, left_ns = FRAME.unpack_from(payload)
+    magic, kind, nonce, came_ns, left_ns = FRAME.unpack(payload)
     return Echo(kind, nonce, came_ns, left_ns) if magic == MAGIC and kind in (REQUEST, REPLY) else None
 
 

@@ -468,7 +468,11 @@ def _entries(data: bytes) -> Iterator[tuple[Entry, int]]:
         body = view[offset + FRAME.size : end]
         if length > MAX_BODY_BYTES or end > len(data) or zlib.crc32(body) != check:
             return
-        yield _decoder.decode(body), end
+        try:
+            entry = _decoder.decode(body)
+        except msgspec.MsgspecError:
+            return  # zeros, as a power cut leaves them, are an entry of no bytes with the right check sum
+        yield entry, end
         offset = end
 
 

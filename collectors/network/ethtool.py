@@ -96,7 +96,7 @@ def link_settings(ask: Ask, interface: str) -> LinkSettings:
         words = -struct.unpack_from("=b", request, 15)[0]
         request = bytearray(48 + 12 * 127)
         struct.pack_into("=I", request, 0, GLINKSETTINGS)
-        struct.pack_into("=b", request, 15, max(0, words))
+        struct.pack_into("=b", request, 15, min(max(0, words), 127))
         ask(interface, request)
         speed, duplex = struct.unpack_from("=IB", request, 4)
     known = speed not in (0, SPEED_UNKNOWN_MBPS)

@@ -143,15 +143,15 @@ def chip_of(labels: Labels) -> str:
 
 
 def bus_address(text: str) -> str:
-    """PCI address as the kernel spells it.
+    """PCI address as the kernel spells it; empty for what is none.
 
     Examples
     --------
-    >>> bus_address("00000000:3B:00.0")
-    '0000:3b:00.0'
+    >>> bus_address("00000000:3B:00.0"), bus_address("3b:00.0"), bus_address("GPU-1")
+    ('0000:3b:00.0', '0000:3b:00.0', '')
     """
-    *domain, bus, slot = text.lower().rjust(7, ":").rsplit(":", 2)
-    return f"{''.join(domain)[-4:].rjust(4, '0')}:{bus}:{slot}" if text else ""
+    *domain, bus, slot = ["", *text.lower().rsplit(":", 2)][-3:]
+    return f"{''.join(domain)[-4:].rjust(4, '0')}:{bus}:{slot}" if bus and slot else ""
 
 
 def one_host(page: Page) -> None:

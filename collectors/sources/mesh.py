@@ -259,6 +259,8 @@ class MeshSource(Source):
         limit = now - self.settings.timeout_ms / 1000
         with self._lock:
             for peer in self._peers.values():
+                if not peer.pending:
+                    continue
                 for nonce in [nonce for nonce, (_, sent) in peer.pending.items() if sent <= limit]:
                     del peer.pending[nonce]
                     peer.lost += 1

@@ -238,9 +238,11 @@ def ancestors(path: str) -> list[str]:
 def throttled_s(cpu_stat: str) -> float | None:
     """Throttled seconds: ``throttled_time`` of version 1 counts nanoseconds, ``throttled_usec`` of version 2 microseconds."""
     values = dict(line.split(" ", 1) for line in cpu_stat.splitlines() if " " in line)
-    if "throttled_usec" in values:
-        return float(values["throttled_usec"]) / 1e6
-    return float(values["throttled_time"]) / 1e9 if "throttled_time" in values else None
+    for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+        count = to_number(values.get(name, ""))
+        if count is not None:
+            return count / per_s
+    return None
 
 
 def stat_fields(stat: str) -> list[str]:

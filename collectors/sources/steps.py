@@ -7,7 +7,6 @@ once, not once per tick.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import stat
@@ -91,6 +90,8 @@ class Datagram(msgspec.Struct, kw_only=True):
     settled: bool = False
 
 
+INFINITE = frozenset((float("inf"), float("-inf")))
+
 _decoder = msgspec.json.Decoder(Datagram)
 
 
@@ -116,8 +117,8 @@ def parse(payload: bytes) -> Datagram:
 def to_row(datagram: Datagram) -> StepRow:
     """The step in a ``step`` datagram."""
     said = (datagram.loss, datagram.grad_norm_local, datagram.grad_norm)
-    loss, local, norm = (number(value) for value in said)
-    finite = not any(isinstance(value, str) or math.isinf(value) for value in said)
+    loss, local, norm = map(number, said)
+    finite = str not in map(type, said) and INFINITE.isdisjoint(said)
     return StepRow(
         step=datagram.step, phase=datagram.phase, started_at_ns=datagram.start_ns, duration_ms=datagram.duration_ms,
         data_ms=datagram.data_ms, forward_ms=datagram.forward_ms, backward_ms=datagram.backward_ms, wait_ms=datagram.wait_ms,

@@ -85,6 +85,20 @@ def test_a_torn_tail_is_cut_and_the_rest_kept(tmp_path: Path) -> None:
     assert drain(again) == [0, 1, 2, 3, 9]
 
 
+@pytest.mark.parametrize("zeros", [8, 4096, 4099])
+def test_zeros_of_a_power_cut_are_a_torn_tail(tmp_path: Path, zeros: int) -> None:
+    """Eight of them are a frame of no bytes with the right check sum."""
+    spool = make(tmp_path)
+    for n in range(3):
+        spool.append(entry(n))
+    spool.close()
+    segment = next((tmp_path / "spool").glob("*.seg"))
+    segment.write_bytes(segment.read_bytes() + bytes(zeros))
+    again = make(tmp_path)
+    again.append(entry(9))
+    assert drain(again) == [0, 1, 2, 9]
+
+
 def test_a_stale_position_never_skips_later_entries(tmp_path: Path) -> None:
     spool = make(tmp_path)
     for n in range(10):

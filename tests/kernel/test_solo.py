@@ -16,7 +16,7 @@ from kafka.errors import KafkaConnectionError, KafkaError, KafkaProtocolError, K
 from kafka.record.memory_records import MemoryRecords
 
 from tests.kernel.test_bus import read
-from trainwarden.bus import Bus, connect
+from trainwarden.bus import Bus, Message, connect
 from trainwarden.bus.produce import Answer, Waiting, answers_of, batch_of, request, version_of, zigzag
 from trainwarden.bus.solo import Line, SoloPublisher
 from trainwarden.errors import BusError, UnavailableError
@@ -235,7 +235,8 @@ def test_order_and_places_are_those_of_the_library(bus: Bus, topic: Topic, tansu
     for key in keys:
         theirs.publish(topic.name, key, b"3")
     theirs.flush(LIMIT_S)
-    reader, found, end_s = bus.subscriber([topic.name]), [], soon()
+    reader, end_s = bus.subscriber([topic.name]), soon()
+    found: list[Message] = []
     while len(found) < 80 and time.monotonic() < end_s:
         found += reader.poll(0.2)
     for key in keys:
