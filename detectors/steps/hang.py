@@ -21,6 +21,7 @@ from detectors.steps.assembly import MAX_VICTIMS
 from detectors.steps.exits import Exit, culprit_of, parse_exit
 from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
 from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
+from detectors.steps.sends import Sends, SendsState
 from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
 from detectors.steps.writes import Writes
@@ -106,7 +107,7 @@ class Silence(msgspec.Struct):
 
 class State(msgspec.Struct):
     """State of the detector. `event_ns` is the newest tick's time: what has not been heard of is not late before its tick closed. `tick_ns`
-    is the interval of the grid, `silent` whether some node does not report in each tick."""
+    is the interval of the grid, `silent` whether some node does not report in each tick. `sends` is what network devices send."""
 
     event_ns: int = 0
     tick_ns: int = NS_PER_S
@@ -114,6 +115,7 @@ class State(msgspec.Struct):
     present: dict[str, Silence] = {}
     nodes: tuple[str, ...] = ()
     silent: bool = False
+    sends: SendsState = msgspec.field(default_factory=SendsState)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class HangDetector(Detector):
 
     name = "hang"
     kinds = ("rank_killed", "rank_frozen", "node_lost", "job_hang", "checkpoint_stall", "telemetry_lost")
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     false_alarms_per_node_day: ClassVar[float] = 0.01
     Settings = HangSettings
     settings: HangSettings
@@ -144,6 +146,8 @@ class HangDetector(Detector):
         self._places: list[_Rows] = []
         self._settled: dict[str, tuple[_Rows, Processes]] = {}
         self._writes = Writes()
+        self._sends = Sends()
+        self._job_of: tuple[tuple[JobLayout, ...], dict[str, str]] = ((), {})
 
     def update(self, frame: Frame) -> list[Verdict]:
         self._follow(frame)
@@ -161,10 +165,12 @@ class HangDetector(Detector):
         return Example(frames, "rank_frozen", node_entity(1))
 
     def snapshot(self) -> bytes:
+        self._state.sends = self._sends.state
         return encode_state(self._state)
 
     def restore(self, payload: bytes) -> None:
         self._state = decode_state(payload, State)
+        self._sends = Sends(self._state.sends)
 
     # --- what happened -------------------------------------------------------------------------------------------------------
 
@@ -177,6 +183,7 @@ class HangDetector(Detector):
             self._state.tick_ns = tick.interval_ms * NS_PER_MS
             self._follow_presence(tick)
             self._follow_processes(tick, frame)
+            self._follow_sends(tick, frame.topology)
         event_ns = self._state.event_ns or frame.now_ns
         for table in tables_of(frame).values():
             self._follow_steps(table, event_ns, frame.now_ns)
@@ -254,6 +261,18 @@ class HangDetector(Detector):
             job.processes_moved(place.ranks, steps[rows], ages[rows], tick.at_ns)
             writes = self._writes.of(place.job, matrix, rows, place.nodes, tick)
             job.processes.note_writes(place.ranks, tick.at_ns, writes, job.is_moving(tick.at_ns))
+
+    def _follow_sends(self, tick: AlignedTick, topology: Topology) -> None:
+        matrix = tick.family("nic")
+        if matrix is None:
+            return
+        layouts = topology.jobs()
+        if self._job_of[0] != layouts:
+            self._job_of = layouts, {node: layout.job for layout in layouts for node in layout.nodes}
+        self._sends.note(matrix, tick.at_ns, self._job_of[1], self._state.jobs)
+        for job in self._state.jobs.values():
+            moves = job.is_moving(tick.at_ns)
+            job.senders = {} if moves else self._sends.senders(job.nodes, tick.at_ns)
 
     def _placed(self, entities: tuple[tuple[str, str], ...], topology: Topology) -> list[_Rows]:
         layouts = topology.jobs()
@@ -433,7 +452,7 @@ class HangDetector(Detector):
         """Whether the job is at something that may take as long as this, for all that is known: then no rank is accused."""
         if phase not in ("eval", "checkpoint") or standing_s >= self.settings.phase_most_s:
             return False
-        return not job.is_learnt(phase) or bool(job.writers().size)
+        return not job.is_learnt(phase) or bool(job.writers().size) or job.sends_a_save()
 
     def _stuck(self, job: JobProgress, standing_s: float, at_ns: int) -> list[Verdict]:
         if 2 * len(self._silent_nodes(job)) > len({node for node in job.nodes if node}):
@@ -446,7 +465,7 @@ class HangDetector(Detector):
             kind = "checkpoint_stall" if phase == "checkpoint" else "job_hang"
             text = f"{_at_length(job, phase)}, and has made no step for {standing_s:.0f} s"
             return self._open(job, kind, "", -1, job.progress_ns, at_ns, 0.6, text)
-        rank, why = _odd_process(job)
+        rank, why = job.processes.odd()
         if rank is not None:
             node = job.processes.nodes[rank]
             text = f"job {job.job} has made no step for {standing_s:.0f} s and rank {rank} on {node} {why}, unlike the others"
@@ -551,27 +570,17 @@ def _at_length(job: JobProgress, phase: str) -> str:
     longest_ms, said = job.longest_ms(phase), job.at_phase(phase)
     writers = job.writers() if phase == "checkpoint" else said[:0]
     ranks = ", ".join(map(str, (writers if writers.size else said)[:8].tolist()))
-    who = f" (rank(s) {ranks})" if ranks else ""
+    who = f" (rank(s) {ranks})" if ranks else _sending(job) if phase == "checkpoint" else ""
     what = "saves" if phase == "checkpoint" else "evaluates"
     how = ", which nobody announced" if phase == "checkpoint" and not said.size else ""
     before = f"the longest before took {longest_ms / 1000:.1f} s" if math.isfinite(longest_ms) else "for the first time"
     return f"job {job.job} {what}{who}{how}, {before}"
 
 
-def _odd_process(job: JobProgress) -> tuple[int | None, str]:
-    """The one rank whose process is unlike the others': in the kernel without processor time, or idle (or busy) alone."""
-    heard, use = job.processes.ranks, job.processes.recent_cpu()
-    waiting = heard[(job.processes.disk_run[heard] >= 5) & (use[heard] < 0.02)]
-    if len(waiting) == 1:
-        return int(waiting[0]), "waits in the kernel (process state D)"
-    values = use[heard]
-    if len(values) < 3 or not np.isfinite(values).all():
-        return None, ""
-    away = np.abs(values - np.median(values))
-    odd = int(np.argmax(away))
-    if away[odd] > 0.5 and np.delete(away, odd).max() < 0.2:
-        return int(heard[odd]), f"uses {values[odd]:.1f} cores"
-    return None, ""
+def _sending(job: JobProgress) -> str:
+    most = sorted(job.senders, key=lambda node: (-job.senders[node], node))[:4]
+    told = ", ".join(f"{node} sends {job.senders[node] / 1e6:.0f} MB/s" for node in most)
+    return f" to a store elsewhere ({told})" if told else ""
 
 
 def _evidence(job: JobProgress, opinion: Opinion) -> tuple[Evidence, ...]:

@@ -106,6 +106,21 @@ class Processes(msgspec.Struct):
         newest = [self.cpu_cores[(self.seen - 1 - back) % KEPT, columns] for back in range(_CPU_SAMPLES)]
         return np.where(self.seen >= _CPU_SAMPLES, np.mean(np.stack(newest), axis=0), np.nan)
 
+    def odd(self) -> tuple[int | None, str]:
+        """The one rank whose process is unlike the others': in the kernel without processor time, or idle (or busy) alone; and why."""
+        heard, use = self.ranks, self.recent_cpu()
+        waiting = heard[(self.disk_run[heard] >= 5) & (use[heard] < 0.02)]
+        if len(waiting) == 1:
+            return int(waiting[0]), "waits in the kernel (process state D)"
+        values = use[heard]
+        if len(values) < 3 or not np.isfinite(values).all():
+            return None, ""
+        away = np.abs(values - np.median(values))
+        odd = int(np.argmax(away))
+        if away[odd] > 0.5 and np.delete(away, odd).max() < 0.2:
+            return int(heard[odd]), f"uses {values[odd]:.1f} cores"
+        return None, ""
+
     def history(self, rank: int) -> tuple[list[int], list[float], list[float]]:
         """(times, states, processor use) of a rank, oldest first; empty when it was never heard of."""
         count = min(int(self.seen[rank]), KEPT) if 0 <= rank < len(self.nodes) else 0

@@ -47,7 +47,8 @@ class JobProgress(msgspec.Struct):
 
     `rank_steps` is the newest step of each rank by any source, `reported` by its own step reports, -1 for none; `phase_ms` holds the last
     durations of first steps, evaluations and saves, `pause_ms` the last pauses. `rows_end_ns` is the end of the newest step reported,
-    `tick_ns` the interval of the grid: what is younger than that may just not have been sampled.
+    `tick_ns` the interval of the grid: what is younger than that may just not have been sampled. `senders` are nodes that send visibly
+    while the job stands (see `sends`), and their bytes per second.
     """
 
     job: str
@@ -72,6 +73,7 @@ class JobProgress(msgspec.Struct):
     ending: bool = False
     failed_ns: int = 0
     opinions: dict[str, Opinion] = {}
+    senders: dict[str, float] = {}
 
     def begin(self, attempt: int, event_ns: int) -> None:
         """A newer attempt: what was learnt of durations stays, all else starts again."""
@@ -79,7 +81,7 @@ class JobProgress(msgspec.Struct):
         self.nodes, self.rank_steps, self.reported = [], _no_ranks(), _no_ranks()
         self.processes, self.exits = Processes(), {}
         self.steps_seen, self.newest_step, self.last_phase, self.decided, self.ending = 0, -1, "", False, False
-        self.rows_end_ns = 0
+        self.rows_end_ns, self.senders = 0, {}
 
     def take_in(self, table: StepTable, event_ns: int) -> None:
         """Rows of this attempt; only a step further than any reported by its rank is progress."""
@@ -169,7 +171,8 @@ class JobProgress(msgspec.Struct):
         return bool(self.phase_ms.get(phase))
 
     def phase_now(self) -> str:
-        """What the job is at, as far as its processes or its last rows say; who writes to disks saves, whether or not anybody said so.
+        """What the job is at, as far as its processes or its last rows say; who writes to disks, or sends, saves, whether or not anybody
+        said so.
 
         A row of the phase checkpoint tells of a save that is over.
         """
@@ -179,7 +182,7 @@ class JobProgress(msgspec.Struct):
             return PHASE_NAMES[int(unusual[0])]
         if not self.steps_seen:
             return "first"
-        if self.writers().size:
+        if self.writers().size or self.sends_a_save():
             return "checkpoint"
         return "train" if self.last_phase == "checkpoint" else self.last_phase
 
@@ -193,6 +196,19 @@ class JobProgress(msgspec.Struct):
     def writers(self) -> Ints:
         """Ranks that have written visibly to disks since the last step."""
         return self.processes.writing_since(self.progress_ns)
+
+    def sends_a_save(self) -> bool:
+        """Whether a save to a store elsewhere explains that the job stands.
+
+        All processes live, and who stands out sends; if nobody stands out, the first rank's node (it saves for all) or most nodes do.
+        """
+        heard = self.processes.ranks
+        if not self.senders or (self.processes.stopped_run[heard] + self.processes.gone_run[heard]).any():
+            return False
+        rank, _ = self.processes.odd()
+        if rank is not None:
+            return self.processes.nodes[rank] in self.senders
+        return self.nodes[0] in self.senders or 2 * len(self.senders) > len({node for node in self.nodes if node})
 
     def at_phase(self, phase: str) -> Ints:
         """Ranks whose processes say that they are at a phase."""
