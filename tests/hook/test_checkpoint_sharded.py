@@ -22,6 +22,7 @@ from trainwarden_hook.export import export, files_under, main, newest_state
 from trainwarden_hook.packing import Refused
 from trainwarden_hook.sharding import Region, whole
 
+from tests.hook.cluster import wait_for
 from trainwarden.embedded.ports import free_port
 
 pytestmark = pytest.mark.torch
@@ -84,7 +85,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     depots = [Depot("127.0.0.1", where["TRAINWARDEN_JOB"], f"n{node}") for node in range(3)]
     where |= {depot._node: depot.address for depot in depots}
     ended = run(3, where, SAVED_AT + 1)
-    assert [depot.kept for depot in depots] == [1, 1, 1]
+    # a depot counts after it has answered, and the ranks end when they are answered
+    wait_for("a replica in each depot", lambda: [depot.kept for depot in depots] == [1, 1, 1])
     yield where, ended
     for depot in depots:
         depot.close()

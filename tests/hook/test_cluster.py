@@ -245,13 +245,21 @@ def test_a_killed_warden_stops_nothing_and_its_successor_takes_over(make: Make) 
     cluster.wait_rows(2, 8, 2)
 
 
+def armed(cluster: Cluster, node: str) -> dict[str, Any]:
+    """The answer of a node all of whose ranks have said where they are; each is given a second for that."""
+
+    def look() -> dict[str, Any] | None:
+        answer = cluster.command(node, "save", {"phase": "arm"})[1]
+        return answer if answer["status"] == "done" else None
+
+    return wait_for(f"the ranks of {node} to answer", look)
+
+
 def save_together(cluster: Cluster, ahead: int) -> tuple[int, dict[str, dict[str, Any]]]:
     """Order a save of the step so far ahead of the newest; the step and the nodes' answers."""
     steps: dict[str, int] = {}
     for node in cluster.names:
-        armed = cluster.command(node, "save", {"phase": "arm"})[1]
-        assert armed["status"] == "done"
-        steps.update(armed["result"]["steps"])
+        steps.update(armed(cluster, node)["result"]["steps"])
     assert set(steps) == {"0", "1"}
     step = max(steps.values()) + ahead
     answers: dict[str, dict[str, Any]] = {}
