@@ -32,6 +32,8 @@ class FakeWarden:
     fence: int = 0
     mute: bool = False
     broken_worlds: int = 0
+    goes_back: int = 20
+    """So many steps were done since the save that a new world starts from."""
     state: str = "running"
     accepts_saves: bool = True
     has_links: bool = True
@@ -151,7 +153,7 @@ class FakeWarden:
         self.state = "failed" if self.broken_worlds > 0 else "running"
         self.broken_worlds -= 1
         self.generation, self.members, self.excluded, self.hung = args["generation"], args["members"], "", False
-        self.step, self.started_s = max(0, self.now_step() - 20), time.monotonic()
+        self.step, self.started_s = max(0, self.now_step() - self.goes_back), time.monotonic()
         return "accepted", "starting", {}
 
     def save(self, args: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:

@@ -33,7 +33,7 @@ def server() -> Iterator[HttpServer]:
 
 
 def ask(server: HttpServer, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*server.address, timeout=5)
+    connection = http.client.HTTPConnection(*server.address, timeout=60)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body=body, headers=named)
     answer = connection.getresponse()

@@ -182,7 +182,7 @@ def test_a_source_that_came_back_rests_longer_each_time(tmp_path: Path, bus: Mem
         while slow.asked < asked:
             node.ticks(1)
         slow.hold.set()
-        assert slow.returned.wait(10)
+        assert slow.returned.wait(60)
         finished(node.agent._round._standings[0])
     node.agent._round._deadline_s = 10.0
     node.ticks(12)
@@ -238,7 +238,7 @@ def test_threads_that_hung_end_when_they_come_back(tmp_path: Path, bus: MemoryBu
         toy.hold.set()
     node.agent.close()
     for thread in source_threads() - before:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -147,7 +147,7 @@ def test_the_thread_picks_lines_up(tmp_path: Path) -> None:
     board.outlet.heard = came.set
     source.start()
     add(path, XID.format(79, "x"))
-    assert came.wait(10)
+    assert came.wait(60)
     source.close()
 
 

@@ -75,7 +75,7 @@ def address(sources: Sources) -> Iterator[tuple[str, int]]:
 
 
 def get(address: tuple[str, int], path: str) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection(*address, timeout=5)
+    connection = http.client.HTTPConnection(*address, timeout=60)
     connection.request("GET", path)
     response = connection.getresponse()
     found = response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()

@@ -73,7 +73,7 @@ def run(world: int, where: dict[str, str], steps: int) -> list[Any]:
         process.start()
     found = sorted(answers.get(timeout=120) for _ in ranks)
     for process in ranks:
-        process.join(60)
+        process.join(120)
     return found
 
 

@@ -140,18 +140,18 @@ def test_the_same_id_at_the_same_time_waits_for_the_first(fixture: Fixture) -> N
 
     def slow(command: Command) -> dict[str, Any]:
         entered.set()
-        leave.wait(5)
+        leave.wait(60)
         return plain(command)
 
     fixture.gate = Gate(SECRET, fixture.memory, fixture.file, slow, lambda: NOW_NS)
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(fixture.send(id="a", nonce="3" * 16))) for _ in range(2)]
     threads[0].start()
-    entered.wait(5)
+    assert entered.wait(60)
     threads[1].start()
     leave.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(fixture.done) == 1
     assert answers[0] == answers[1]
 
@@ -239,7 +239,7 @@ def test_a_disk_that_fills_up_during_a_command_does_not_block_its_repetition(
     answers = [fixture.send(id="a", nonce="8" * 16)]
     again = threading.Thread(target=lambda: answers.append(fixture.send(id="a", nonce="9" * 16)), daemon=True)
     again.start()
-    again.join(5)
+    again.join(60)
     assert not again.is_alive(), "the id waits for ever for an answer that was given"
     assert [answer["status"] for _, answer in answers] == ["done", "done"]
     assert len(fixture.done) == 1

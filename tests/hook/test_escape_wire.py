@@ -240,7 +240,7 @@ def test_news_wakes_the_watch_and_all_else_waits_for_its_turn(news: bool) -> Non
     assert woken == ([rail.number] if news else [])
     read = rail.read(news)
     assert [codec.unpack(data) for data, _ in read] == [BEAT, BEAT]
-    assert all(0 <= waited_ns < 1_000_000_000 for _, waited_ns in read)
+    assert all(0 <= waited_ns < 60_000_000_000 for _, waited_ns in read)
     assert rail.read(True) == []
     rail.close()
     poll.close()

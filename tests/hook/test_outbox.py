@@ -163,12 +163,12 @@ def test_a_thread_that_falls_behind_costs_rows_and_no_memory(outbox: Outbox, mon
 
     def stand_still(body: bytes) -> bool:
         busy.set()
-        return go_on.wait(10)
+        return go_on.wait(60)
 
     monkeypatch.setattr(outbox._sender, "send_body", stand_still)
     monkeypatch.setattr(outbox._sender, "note_dropped", told.append)
     outbox.send("save", {"step": 0})
-    assert busy.wait(10)
+    assert busy.wait(60)
     for step in range(MAX_QUEUED + 5):
         outbox.put(a_row(step))
     assert outbox._queue.qsize() == MAX_QUEUED

@@ -91,7 +91,7 @@ def test_all_ranks_save_the_same_step(ranks: Ranks) -> None:
     ranks.wait_heard(9)
     ranks.step(8)
     ranks.step(9)
-    thread.join(10)
+    thread.join(60)
     assert result["steps"] == {"0": 9, "1": 9}
     assert commit_failure(result) == ""
     for rank in range(2):
@@ -105,7 +105,7 @@ def test_a_rank_that_hears_late_says_so(ranks: Ranks) -> None:
     thread, result = ranks.commit(8)
     with ranks.jobs[0].step(8):
         pass
-    thread.join(10)
+    thread.join(60)
     assert result["late"]["1"] == 8
     assert "arm again" in commit_failure(result)
 
@@ -116,7 +116,7 @@ def test_a_state_after_a_bad_loss_is_refused_with_the_reason(ranks: Ranks) -> No
     ranks.wait_heard(9)
     ranks.step(8, losses=(math.nan, 1.0))
     ranks.step(9)
-    thread.join(10)
+    thread.join(60)
     assert result["steps"] == {"1": 9}
     assert commit_failure(result) == "rank 0 refused to save: the loss of step 8 is not finite"
 
@@ -128,7 +128,7 @@ def test_a_hung_rank_is_silent_at_the_deadline(ranks: Ranks) -> None:
     for number in (8, 9):
         with ranks.jobs[0].step(number):
             pass
-    thread.join(10)
+    thread.join(60)
     assert (result["steps"], result["silent"]) == ({"0": 9}, [1])
     assert "rank(s) 1" in commit_failure(result)
 
@@ -141,7 +141,7 @@ def test_a_dead_rank_is_not_waited_for(ranks: Ranks) -> None:
     for number in (8, 9):
         with ranks.jobs[0].step(number):
             pass
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert result["silent"] == [1]
 
@@ -158,7 +158,7 @@ def test_a_step_that_was_passed_over_is_no_save(ranks: Ranks) -> None:
     thread, result = ranks.commit(9)
     ranks.wait_heard(9)
     ranks.step(12)
-    thread.join(10)
+    thread.join(60)
     assert result["steps"] == {}
     assert "passed over" in commit_failure(result)
 

@@ -56,7 +56,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
     yield made
     made.warden.end()
     if made.keeper.is_alive():
-        made.keeper.join(10)
+        made.keeper.join(60)
     made.file.close()
 
 

@@ -260,12 +260,12 @@ def running(desk: Desk, work: Callable[[], None]) -> None:
         work()
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()
 
 
 def wait_for_calls(desk: Desk, count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(desk.sender.calls) < count:
         assert time.monotonic() < deadline, "nobody was told"
         time.sleep(0.02)

@@ -219,7 +219,7 @@ def test_the_whole_way_with_real_threads_and_sockets(tmp_path: Path, receiver: S
         until(lambda: len(receiver.seen) == 2, stop.wait)
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
     first, second = receiver.seen
     assert first["path"] == "/hook?a=b"

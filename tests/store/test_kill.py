@@ -168,7 +168,7 @@ def test_killed_writer_loses_and_doubles_nothing(
         assert wait_for(store_url, feed) == expected(feed.rounds)
     finally:
         last.terminate()
-        assert last.wait(30) == 0
+        assert last.wait(90) == 0
     assert counts(store_url, feed.run) == expected(feed.rounds)
 
 
@@ -192,4 +192,4 @@ def test_killed_embedded_store_loses_and_doubles_nothing(bus_url: str, tmp_path:
         assert wait_for(url, feed) == expected(feed.rounds)
     finally:
         last.terminate()
-        assert last.wait(30) == 0
+        assert last.wait(90) == 0
