@@ -120,20 +120,29 @@ class Bench:
         return times
 
     def stall_overlapped(self, rounds: int, spare: int) -> dict[str, list[float]]:
-        """Saves beside a step: stall seen by the training thread, that step's time and one's without a save; ``spare`` cores idle."""
+        """Saves beside a step, ``spare`` cores idle: stall seen by the training thread, time and processor time (of all threads, to the
+        end of the save) of that step, and of the steps without a save before, between and after them.
+        """
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - spare))
-        stalls, steps, plain = [], [], []
-        for number in range(rounds):
+        found: dict[str, list[float]] = {name: [] for name in ("stall_s", "step_s", "processor_s")}
+        plain, plain_processor = [], []
+        for number in range(rounds + 1):
+            before_s = time.process_time()
             plain.append(self.training.step())
+            plain_processor.append(time.process_time() - before_s)
+            if number == rounds:
+                break
+            before_s = time.process_time()
             self.save(100 + number, at_once=False)
-            steps.append(self.training.step())
+            found["step_s"].append(self.training.step())
             self.wait()
+            found["processor_s"].append(time.process_time() - before_s)
             report = self.reports[-1]
             if not report.ok:
                 raise RuntimeError(report.error)
-            stalls.append(report.stall_ms / 1e3)
+            found["stall_s"].append(report.stall_ms / 1e3)
         torch.set_num_threads(os.cpu_count() or 1)
-        return {"stall_s": stalls, "step_s": steps, "plain_step_s": plain}
+        return {**found, "plain_step_s": plain, "plain_processor_s": plain_processor}
 
     def overlapped_is_equal(self) -> bool:
         """Whether an overlapped save has every byte of one at once of the same state."""

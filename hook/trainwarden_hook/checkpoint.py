@@ -126,7 +126,7 @@ class Saver:
             return
         data = payload[plan.data_start :]
         copy_all([piece for piece in plan.tensors if not piece.stable], data)
-        self._overlap = Overlap(later, data)
+        self._overlap = Overlap(later, data, payload)
 
     def before_change(self) -> None:
         """The optimizer is about to change the state: what is still being copied must be complete first."""
@@ -212,7 +212,8 @@ class Saver:
         if problem or (bad and job.buffer.writing == job.ticket):
             self._fail(job, problem or f"the model's {bad} holds NaN")
             return
-        header = job.buffer.seal(job.plan, self.stamp, job.step, job.ticket)
+        blocks = job.overlap.blocks if job.overlap is not None else None
+        header = job.buffer.seal(job.plan, self.stamp, job.step, job.ticket, blocks)
         self._no_longer_sealing(job)
         if header is None:
             self._tell(SaveReport(job.step, "memory", False, "overwritten by a later save before it was sealed"))

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwarden_hook.crew import PART_BYTES, Job, Move, ready, threads_that_pay
+from trainwarden_hook.crew import PART_BYTES, BlockSums, Job, Move, ready, threads_that_pay
 
 if TYPE_CHECKING:
     import torch
@@ -145,9 +145,14 @@ class Overlap:
     Tensors in host memory are copied when a core is idle, and what is left when the optimizer comes by all that can help.
     What only the optimizer's step changes may be copied until that step begins: `wait` there. Should
     anything else have changed a tensor meanwhile, its version counter says so, and the save is no save.
+
+    Parameters
+    ----------
+    data
+        What the pieces' offsets count from, the end of ``payload``.
     """
 
-    def __init__(self, pieces: list[Piece], data: memoryview) -> None:
+    def __init__(self, pieces: list[Piece], data: memoryview, payload: memoryview) -> None:
         self._pieces = pieces
         self._data = data
         self._versions = [piece.watched._version for piece in pieces]
@@ -157,9 +162,9 @@ class Overlap:
         self._ended = 0.0
         self.problem = ""
         crew = ready() if all(is_plain(piece.tensor) for piece in pieces) else None
-        self._job = (
-            None if crew is None else Job(crew, moves_of([piece for piece in pieces if piece.size], data), idle=True)
-        )
+        self.blocks = BlockSums(payload) if crew is not None else None
+        moves = moves_of([piece for piece in pieces if piece.size], data) if crew is not None else []
+        self._job = Job(crew, moves, idle=True, blocks=self.blocks) if crew is not None else None
         threading.Thread(target=self._run, name="trainwarden-copy", daemon=True).start()
 
     @property

@@ -24,6 +24,9 @@ log = logging.getLogger("trainwarden.checkpoint")
 PART_BYTES = 1 << 18
 """What one thread takes at a time: so much may be left to the slowest when all others are done."""
 MAX_THREADS = 4
+FLAGS = ("-pthread", "-O3")
+BLOCK_BYTES, SUMS = 1 << 20, 128 + 1024
+"""As in `sums`: a block is a matrix of words, and has a sum of every row and column."""
 SOURCE = r"""
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -39,9 +42,45 @@ SOURCE = r"""
 #endif
 #define PAGE 4096
 #define MAX_EXTRA 16
-struct part { uint64_t to, from, size; };
-struct work { atomic_long next; atomic_int id; long count; int started; pthread_t idle; struct part parts[]; };
+#define ROWS 128
+#define COLUMNS 1024
+#define BLOCK (8ul * ROWS * COLUMNS)
+struct whole { uint64_t to, from, size; };
+/* block: its number when the part is one whole block of the payload, -1 when it is less */
+struct part { uint64_t to, from, size; int64_t block; };
+/* sums: those of columns and rows of every block of the payload that lies at `at`; known: whose they are there */
+struct payload { uint64_t at; uint64_t *sums; unsigned char *known; };
+struct work { atomic_long next; atomic_int id; long count; int started; pthread_t idle; struct payload payload; struct part parts[]; };
 
+static inline __attribute__((always_inline)) void add(uint64_t *sums, const uint64_t *words) {
+  memset(sums, 0, COLUMNS * sizeof *sums);
+  for (int row = 0; row < ROWS; row += 4, words += 4 * COLUMNS) {
+    uint64_t all[4] = {0};
+    for (int at = 0; at < COLUMNS; at++) {
+      uint64_t a = words[at], b = words[at + COLUMNS], c = words[at + 2 * COLUMNS], d = words[at + 3 * COLUMNS];
+      sums[at] += a + b + c + d;
+      all[0] += a, all[1] += b, all[2] += c, all[3] += d;
+    }
+    memcpy(sums + COLUMNS + row, all, sizeof all);
+  }
+}
+static void add_anywhere(uint64_t *sums, const uint64_t *words) { add(sums, words); }
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void add_avx2(uint64_t *sums, const uint64_t *words) { add(sums, words); }
+#define ADD(sums, words) (__builtin_cpu_supports("avx2") ? add_avx2 : add_anywhere)(sums, words)
+#else
+#define ADD(sums, words) add_anywhere(sums, words)
+#endif
+static void sum(const struct payload *payload, long block, const void *bytes) {
+  if ((size_t)bytes & 7) return;
+  ADD(payload->sums + block * (ROWS + COLUMNS), bytes);
+  payload->known[block] = 1;
+}
+/* Sums of the blocks of a payload that are not known yet. */
+void trainwarden_sum(const struct payload *payload, long blocks) {
+  for (long block = 0; block < blocks; block++)
+    if (!payload->known[block]) sum(payload, block, (const char *)payload->at + block * BLOCK);
+}
 static void copy(char *to, const char *from, size_t size) {
   size_t done = 0;
 #ifdef __SSE2__
@@ -60,10 +99,16 @@ static void copy(char *to, const char *from, size_t size) {
 #endif
   memcpy(to + done, from + done, size - done);
 }
+static void take_parts(struct work *work, int summing) {
+  for (long mine; (mine = atomic_fetch_add(&work->next, 1)) < work->count;) {
+    const struct part *part = &work->parts[mine];
+    copy((char *)part->to, (const char *)part->from, part->size);
+    /* from where it came: that is in the cache, and what was written has gone around it */
+    if (summing && part->block >= 0) sum(&work->payload, part->block, (const void *)part->from);
+  }
+}
 static void *take(void *given) {
-  struct work *work = given;
-  for (long mine; (mine = atomic_fetch_add(&work->next, 1)) < work->count;)
-    copy((char *)work->parts[mine].to, (const char *)work->parts[mine].from, work->parts[mine].size);
+  take_parts(given, 0);
   return NULL;
 }
 static void *take_idle(void *given) {
@@ -71,24 +116,35 @@ static void *take_idle(void *given) {
   struct sched_param none = {0};
   sched_setscheduler(0, SCHED_IDLE, &none);
   atomic_store(&work->id, (int)syscall(SYS_gettid));
-  take(work);
+  take_parts(work, 1);
   atomic_store(&work->id, 0);
   return NULL;
 }
-/* NULL: no memory. With idle, a thread begins at once, when nothing else wants a core. */
-struct work *trainwarden_copy_begin(const struct part *whole, long wholes, uint64_t most, int idle) {
+/* Parts of at most so many bytes, none over the edge of a block, whole blocks in one; with `parts` NULL just their number. */
+static long cut(const struct whole *whole, long wholes, uint64_t most, uint64_t payload, struct part *parts) {
   long count = 0;
-  for (long n = 0; n < wholes; n++) count += (whole[n].size + most - 1) / most;
-  struct work *work = malloc(sizeof *work + count * sizeof *whole);
+  for (long n = 0; n < wholes; n++)
+    for (uint64_t at = 0, size; at < whole[n].size; at += size, count++) {
+      uint64_t left = whole[n].size - at, inside = (whole[n].to + at - payload) % BLOCK;
+      int64_t block = -1;
+      size = left < most ? left : most;
+      if (payload && !inside && left >= BLOCK) size = BLOCK, block = (whole[n].to + at - payload) / BLOCK;
+      else if (payload && size > BLOCK - inside) size = BLOCK - inside;
+      if (parts) parts[count] = (struct part){whole[n].to + at, whole[n].from + at, size, block};
+    }
+  return count;
+}
+/* NULL: no memory. With idle, a thread begins at once, when nothing else wants a core; with a payload (else NULL) it sums, too. */
+struct work *trainwarden_copy_begin(
+    const struct whole *whole, long wholes, uint64_t most, int idle, const struct payload *payload) {
+  uint64_t at = payload ? payload->at : 0;
+  long count = cut(whole, wholes, most, at, NULL);
+  struct work *work = malloc(sizeof *work + count * sizeof *work->parts);
   if (!work) return NULL;
   atomic_init(&work->next, 0);
   atomic_init(&work->id, 0);
-  work->count = 0;
-  for (long n = 0; n < wholes; n++)
-    for (uint64_t at = 0; at < whole[n].size; at += most) {
-      uint64_t left = whole[n].size - at;
-      work->parts[work->count++] = (struct part){whole[n].to + at, whole[n].from + at, left < most ? left : most};
-    }
+  if (payload) work->payload = *payload;
+  work->count = cut(whole, wholes, most, at, work->parts);
   work->started = idle && pthread_create(&work->idle, NULL, take_idle, work) == 0;
   return work;
 }
@@ -99,19 +155,39 @@ void trainwarden_copy_help(struct work *work, int extra) {
   int made = 0, idle = atomic_load(&work->id);
   if (idle && sched_getparam(0, &mine) == 0) sched_setscheduler(idle, sched_getscheduler(0), &mine);
   while (made < extra && made < MAX_EXTRA && pthread_create(&more[made], NULL, take, work) == 0) made++;
-  take(work);
+  take_parts(work, 0);
   while (made) pthread_join(more[--made], NULL);
 }
 /* Wait for the idle thread to have copied all that it can take. */
 void trainwarden_copy_wait(struct work *work) {
   if (work->started) pthread_join(work->idle, NULL);
-  else take(work);
+  else take_parts(work, 0);
   work->started = 0;
 }
 void trainwarden_copy_end(struct work *work) { free(work); }
 """
 Move = tuple[int, int, int]
 """Where to, where from (addresses), bytes."""
+
+
+class BlockSums:
+    """The sums of the blocks of a payload (writable), as far as whoever copied it has taken them on the way; 0.1 % of its size."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self.count = len(payload) // BLOCK_BYTES
+        self.sums = bytearray(max(1, self.count * SUMS * 8))
+        self.known = bytearray(max(1, self.count))
+        self.at = _address(payload)
+        self._given = array.array("Q", (self.at, _address(self.sums), _address(self.known)))
+
+    @property
+    def handle(self) -> int:
+        """For the library; valid while this is there."""
+        return self._given.buffer_info()[0]
+
+
+def _address(buffer: memoryview | bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 class Crew:
@@ -121,13 +197,21 @@ class Crew:
         library = ctypes.CDLL(path)
         handle = ctypes.c_void_p
         self.begin = library.trainwarden_copy_begin
-        self.begin.restype, self.begin.argtypes = handle, [handle, ctypes.c_long, ctypes.c_uint64, ctypes.c_int]
+        self.begin.restype, self.begin.argtypes = handle, [
+            handle, ctypes.c_long, ctypes.c_uint64, ctypes.c_int, handle,
+        ]  # fmt: skip
+        self._sum = library.trainwarden_sum
+        self._sum.restype, self._sum.argtypes = None, [handle, ctypes.c_long]
         self.help = library.trainwarden_copy_help
         self.help.restype, self.help.argtypes = None, [handle, ctypes.c_int]
         self.wait = library.trainwarden_copy_wait
         self.wait.restype, self.wait.argtypes = None, [handle]
         self.end = library.trainwarden_copy_end
         self.end.restype, self.end.argtypes = None, [handle]
+
+    def complete(self, blocks: BlockSums) -> None:
+        """Take the sums that are not known yet; the interpreter is free meanwhile."""
+        self._sum(blocks.handle, blocks.count)
 
     def copy(self, moves: Sequence[Move], threads: int) -> None:
         """Copy now, on so many threads; the interpreter is free meanwhile."""
@@ -139,17 +223,26 @@ class Crew:
 class Job:
     """One copy. `help` may be called by one thread while another one is in `wait`; the memory must stay until that returns.
 
+    Parameters
+    ----------
+    idle
+        A thread of idle priority begins at once.
+    blocks
+        Of the payload that is copied to: that thread takes the sums of what it copies.
+
     Raises
     ------
     MemoryError
         For the list of parts.
     """
 
-    def __init__(self, crew: Crew, moves: Sequence[Move], idle: bool) -> None:
+    def __init__(self, crew: Crew, moves: Sequence[Move], idle: bool, blocks: BlockSums | None = None) -> None:
         flat = array.array("Q", chain.from_iterable(moves))
         self._crew = crew
         self._busy = threading.Lock()
-        self.handle = crew.begin(flat.buffer_info()[0], len(moves), PART_BYTES, int(idle))
+        self._blocks = blocks
+        given = blocks.handle if blocks is not None else None
+        self.handle = crew.begin(flat.buffer_info()[0], len(moves), PART_BYTES, int(idle), given)
         if not self.handle:
             raise MemoryError("no memory for the list of what is to be copied")
 
@@ -200,9 +293,9 @@ def _open() -> Crew:
     if folder and os.path.isdir(folder):
         path = os.path.join(folder, f"copy-{zlib.crc32(SOURCE.encode()):08x}.so")
         if not os.path.exists(path):
-            build(SOURCE, path, ("-pthread",))
+            build(SOURCE, path, FLAGS)
         return Crew(path)
     with tempfile.TemporaryDirectory() as own:
         path = os.path.join(own, "copy.so")
-        build(SOURCE, path, ("-pthread",))
+        build(SOURCE, path, FLAGS)
         return Crew(path)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwarden_hook import segments
+from trainwarden_hook.crew import BlockSums
 from trainwarden_hook.packing import HEADER_BYTES, SHARDED, Header, Plan, Refused, fits, unpack
 from trainwarden_hook.sums import checksum
 
@@ -102,8 +103,10 @@ class Buffer:
             view[:HEADER_BYTES] = UNFINISHED
         return view
 
-    def seal(self, plan: Plan, stamp: Stamp, step: int, ticket: int) -> Header | None:
-        """Checksum the payload and write the header; ``None`` if the buffer was overwritten meanwhile."""
+    def seal(self, plan: Plan, stamp: Stamp, step: int, ticket: int, blocks: BlockSums | None = None) -> Header | None:
+        """Checksum the payload (``blocks``: as far as its sums are known) and write the header; ``None`` if the buffer was
+        overwritten meanwhile.
+        """
         view = self.open(HEADER_BYTES + plan.payload_bytes)
         payload = view[HEADER_BYTES : HEADER_BYTES + plan.payload_bytes]
         header = Header(
@@ -113,7 +116,7 @@ class Buffer:
             stamp.generation,
             len(plan.index),
             plan.payload_bytes,
-            checksum(payload),
+            checksum(payload, blocks=blocks),
             stamp.fingerprint,
             time.time_ns(),
             SHARDED if plan.sharded else 0,

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from trainwarden_hook.sums import BLOCK_BYTES, checksum
+from trainwarden_hook.crew import BLOCK_BYTES
+from trainwarden_hook.sums import checksum
 
 log = logging.getLogger("trainwarden.checkpoint")
 _REQUEST = struct.Struct("<IQQ")

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainwarden_hook import segments
 from trainwarden_hook.checkpoint import Saver, SaveReport
-from trainwarden_hook.crew import Job, load
+from trainwarden_hook.crew import BLOCK_BYTES, Job, load
 from trainwarden_hook.layout import stable_paths
 from trainwarden_hook.memory import Buffers, Stamp
 from trainwarden_hook.offers import look
 from trainwarden_hook.pace import Pace
 from trainwarden_hook.ring import partners
 from trainwarden_hook.saving_options import SavingOptions
-from trainwarden_hook.sums import BLOCK_BYTES, checksum
+from trainwarden_hook.sums import checksum
 
 NOISE = random.Random(7).randbytes(3 * BLOCK_BYTES + 77)
 
