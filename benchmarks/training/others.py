@@ -57,7 +57,13 @@ def dcp_async_s(training: Training, folder: Path, rounds: int) -> list[float]:
 
 
 def dlrover(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, Any]:
-    """Flash Checkpoint to memory, in an interpreter that has it; ``why_not`` instead of times when it does not run."""
+    """Flash Checkpoint to memory, in an interpreter that has it; ``why_not`` instead of times when it does not run, twice."""
+    found = _dlrover_once(python, place, state_mb, rounds)
+    # on a loaded machine its engine may look for its saver before that is there
+    return found if "memory_s" in found else _dlrover_once(python, place, state_mb, rounds)
+
+
+def _dlrover_once(python: str, place: Path, state_mb: int, rounds: int) -> dict[str, Any]:
     if not python or not Path(python).exists():
         return {"why_not": f"there is no interpreter {python!r} with dlrover"}
     job = f"bench{uuid.uuid4().hex[:6]}"
