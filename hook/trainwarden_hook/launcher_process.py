@@ -105,9 +105,16 @@ class LauncherProcess:
         with self._lock:
             if self._child is not None:
                 code = self._child.poll()
-                if code is not None:
-                    self._child = None
-                return code
+                if code is None:
+                    return None
+                self._child = None
+                if self._adopted is None or start_ticks(self._adopted[0]) != self._adopted[1]:
+                    return code
+                # an earlier warden was killed before it had written down whom it started: ours found the job taken
+                log.warning(
+                    "the launcher ended with %d; launcher %d was there before and goes on", code, self._adopted[0]
+                )
+                return None
             if self._adopted and start_ticks(self._adopted[0]) != self._adopted[1]:
                 self._adopted = None
                 return -1

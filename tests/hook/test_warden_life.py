@@ -119,3 +119,30 @@ def test_a_disk_that_is_full_when_the_launcher_ends_does_not_end_the_warden(
     assert life.keeper.is_alive(), "nobody starts the launcher any more"
     monkeypatch.undo()
     os.kill(life.process.pid or 0, 9)
+
+
+def test_a_launcher_nobody_wrote_down_goes_on_and_the_second_ones_end_is_no_news(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warden before was killed between starting it and writing its number down; the second found the job taken (3)."""
+    told: list[str] = []
+    monkeypatch.setattr(life.warden._sender, "send", lambda kind, fields: told.append(kind))
+    first = subprocess.Popen(SLEEPER, start_new_session=True)
+    try:
+        (life.run_dir / "launcher.pid").write_text("[12")
+        assert not life.process.find_earlier()
+        monkeypatch.setattr(life.process, "_command", [sys.executable, "-c", "raise SystemExit(3)"])
+        life.process.start()
+        second = life.process._child
+        assert second is not None
+        life.process.adopt(first.pid)
+        life.warden._told = {"state": "running", "ranks": [{"rank": 0, "pid": first.pid, "alive": True}]}
+        second.wait(60)
+        life.warden._look_after()
+        assert (life.process.pid, told) == (first.pid, []), "no rank has died"
+        life.warden._look_after()
+        assert life.process.pid == first.pid
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
