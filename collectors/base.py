@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from collectors.devices import Together
 from collectors.files import Files
 from collectors.ranks import RankBoard
 from collectors.topology.facts import FactBoard
@@ -126,6 +127,7 @@ class Facts:
     gpus: int = 0
     pod_devices: dict[str, int] = field(default_factory=dict)
     xids: XidBoard = field(default_factory=XidBoard)
+    together: Together = field(default_factory=Together)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import logging
 import os
-import selectors
+import select
 import socket
 import statistics
 import struct
@@ -105,7 +105,7 @@ class MeshSource(Source):
             settings = replace(settings, rail_address=address_of(settings.rail_interface))
         super().__init__(context, settings)
         self._lock = threading.Lock()
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.poll()
         self._responder = echo.Responder(settings.answers_per_s)
         self._listening: socket.socket | None = None
         self._problem = "not_started"
@@ -173,9 +173,8 @@ class MeshSource(Source):
         for peer in self._peers.values():
             self._drop_socket(peer)
         if self._listening is not None:
-            self._selector.unregister(self._listening)
+            self._poll.unregister(self._listening)
             self._listening.close()
-        self._selector.close()
 
     def turn(self) -> None:
         """One round of the thread: when it is due settle the probes under way and send new ones, then answer others until the next."""
@@ -185,9 +184,8 @@ class MeshSource(Source):
         if now >= self._next_round:
             self._next_round = max(now, self._next_round + self._period_s)
             self._send_round(now)
-        for _ in self._selector.select(max(0.0, self._next_round - now)):
-            if self._listening is not None:
-                self._responder.serve(self._listening, time.monotonic())
+        if self._poll.poll(max(0.0, self._next_round - now) * 1000) and self._listening is not None:
+            self._responder.serve(self._listening, time.monotonic())
         if self._problem == "error":
             self._problem = ""  # a whole turn went well again
 
@@ -327,7 +325,7 @@ class MeshSource(Source):
             logger.warning("probe responder cannot listen on %s:%d: %s", *address, error.strerror)
             return
         self._problem = ""
-        self._selector.register(self._listening, selectors.EVENT_READ, None)
+        self._poll.register(self._listening, select.POLLIN)
 
     def _report_refusals(self) -> None:
         refused, self._responder.refused = self._responder.refused, {}

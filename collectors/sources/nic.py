@@ -85,7 +85,9 @@ class NicSource(Source):
     def __init__(self, context: Context, settings: Any) -> None:
         super().__init__(context, settings)
         self._ignored = compiled("collector.sources.nic.ignore", settings.ignore)
-        self._interfaces: Devices[Link] = Devices(lambda name: Interface(context, name).read)
+        self._interfaces: Devices[Link] = Devices(
+            lambda name: Interface(context, name).read, together=context.facts.together
+        )
         self._links: dict[str, Link] = {}
         self._roles = Roles(context, checked_roles("collector.sources.nic.roles", settings.roles))
         self._traffic = Traffic(context)

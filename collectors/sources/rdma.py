@@ -140,7 +140,7 @@ class RdmaSource(Source):
         self._roles = checked_roles("collector.sources.rdma.roles", settings.roles)
         self.tree: Callable[[], Files] = lambda: Files(Path(context.files.root or "/"), context.clock)
         self._states: Devices[State] = Devices(
-            lambda name: StateReader(self.tree(), context.clock, Port.named(name)).read
+            lambda name: StateReader(self.tree(), context.clock, Port.named(name)).read, together=context.facts.together
         )
         self._counted: Devices[Counted] = Devices(self._counter, COUNTERS_WAIT_S)
         self._counters = Question("rdma", context.clock, settings.counters_every_s, self._read_counters)

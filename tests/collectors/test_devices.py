@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from collectors import devices as module
 from collectors.base import Sample
-from collectors.devices import Devices
+from collectors.devices import Devices, Together
 from collectors.sources.nic import NicSource
 from collectors.sources.rdma import RdmaSource
 from tests.collectors.kit import FIXTURES, Bench, bench, devices, values
+from trainwarden.clock import NS_PER_S
 
 IB = "sys/class/infiniband"
 LIMIT_S = 60.0
@@ -121,3 +125,63 @@ def test_a_reader_that_fails_is_a_reason_and_no_crash() -> None:
     assert found.gaps("x") == ()
     assert Devices(lambda name: lambda: name).read([]) == {}
     found.close()
+
+
+class Counted:
+    """Devices that count how often each is read."""
+
+    def __init__(self, together: Together) -> None:
+        self.reads: dict[str, int] = {}
+        self.devices: Devices[int] = Devices(lambda name: lambda: self.read(name), LIMIT_S, together)
+
+    def read(self, name: str) -> int:
+        self.reads[name] = self.reads.get(name, 0) + 1
+        return self.reads[name]
+
+
+def test_two_sources_have_their_devices_read_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AHEAD_NS", 600 * NS_PER_S)
+    together = Together()
+    first, second = Counted(together), Counted(together)
+    assert second.devices.read(["c"]) == {"c": 1}
+    assert first.devices.read(["a", "b"]) == {"a": 1, "b": 1}
+    assert second.reads == {"c": 2}, "with those of the first"
+    assert second.devices.read(["c"]) == {"c": 2}, "what was read with them is the answer"
+    assert second.devices.read(["c"]) == {"c": 3}, "but once only"
+    assert second.devices.read(["c", "d"]) == {"c": 4, "d": 1}, "a device that is new is read"
+    first.devices.close()
+    second.devices.close()
+
+
+def test_what_was_read_ahead_is_no_answer_a_tick_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AHEAD_NS", 0)
+    together = Together()
+    first, second = Counted(together), Counted(together)
+    second.devices.read(["c"])
+    first.devices.read(["a"])
+    assert second.devices.read(["c"]) == {"c": 3}
+
+
+def test_a_device_that_hangs_beside_those_of_another_source_costs_only_itself() -> None:
+    held, together = threading.Event(), Together()
+    stuck: Devices[int] = Devices(lambda name: lambda: int(held.wait(LIMIT_S)), 0.05, together)
+    other: Devices[int] = Devices(lambda name: lambda: 7, 0.05, together)
+    assert stuck.read(["x"]) == {}
+    until(lambda: other.read(["a", "b"]) == {"a": 7, "b": 7})
+    assert [gap.reason for gap in stuck.gaps("s")] == ["late:x"]
+    assert other.gaps("s") == ()
+    held.set()
+    until(lambda: stuck.read(["x"]) == {"x": 1})
+    stuck.close()
+    other.close()
+
+
+def test_a_source_that_is_forgotten_is_read_no_more() -> None:
+    together = Together()
+    first, second = Counted(together), Counted(together)
+    second.devices.read(["c"])
+    reads = second.reads
+    second.devices.close()
+    first.devices.read(["a"])
+    assert reads == {"c": 1}
+    first.devices.close()

@@ -58,3 +58,10 @@ def test_the_command_sees_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert families["rdma"]["mlx5_0/1"]["state"] == 4
     assert families["host"]["host"]["load1"] == pytest.approx(0.02)
     assert families["host"]["host"]["mem_available_ratio"] is None
+
+
+def test_every_folder_of_captures_says_where_it_is_from() -> None:
+    """In a SOURCE.md of its own, or by a row in the one above."""
+    rows = (FIXTURES / "SOURCE.md").read_text(encoding="utf-8")
+    folders = [path for path in FIXTURES.iterdir() if path.is_dir() and path != GOLDEN]
+    assert [path.name for path in folders if not (path / "SOURCE.md").exists() and f"| {path.name}/" not in rows] == []
