@@ -337,3 +337,33 @@ def test_metadata_is_asked_for_again(bus: Bus, topic: Topic, monkeypatch: pytest
 def test_an_absent_broker_is_one_sentence() -> None:
     with pytest.raises(UnavailableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 "):
         connect("kafka://127.0.0.1:1", solo=True).publisher()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("by_library", [False, True])
+def test_apache_kafka_takes_it_too(kafka: Any, by_library: bool) -> None:
+    """Several partitions in one request, a batch above `max.message.bytes` of its topic, and what is in it arrives nevertheless."""
+    bus = connect(f"kafka://{kafka.bootstrap}", solo=True)
+    lost: list[tuple[int, str]] = []
+    topic = Topic(f"t-{uuid.uuid4().hex[:8]}", "key", "anything", partitions=3)
+    bus.wait_ready(LIMIT_S)
+    bus.ensure_topics([topic])
+    publisher = solo(bus, lambda topic, key, value, reason: lost.append((len(value), reason)))
+    assert publisher._version == 7
+    if by_library:
+        publisher._version = None
+    sent = {b"n%d" % number: random.Random(number).randbytes(30_000) for number in range(60)}
+    for key, value in sent.items():
+        publisher.publish(topic.name, key, value)
+    publisher.publish(topic.name, b"large", random.Random(99).randbytes(1024 * 1024 - 100))
+    publisher.publish(topic.name, b"larger", random.Random(98).randbytes(1024 * 1024 - 6))
+    with pytest.raises(BusError, match=r"1 messages were not delivered: MessageSizeTooLargeError"):
+        publisher.flush(LIMIT_S)
+    assert [size for size, _ in lost] == [1024 * 1024 - 6]
+    reader, end_s = bus.subscriber([topic.name]), soon()
+    found: dict[bytes, bytes] = {}
+    while len(found) < 61 and time.monotonic() < end_s:
+        found |= {message.key: message.value for message in reader.poll(0.2)}
+    assert {key: found.get(key) for key in sent} == sent
+    for part in (publisher, reader, bus):
+        part.close()
