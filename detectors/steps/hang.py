@@ -227,7 +227,8 @@ class HangDetector(Detector):
 
     def _follow_presence(self, tick: AlignedTick) -> None:
         state = self._state
-        if not state.silent and tick.nodes == state.nodes and tick.present.all():
+        followed = tick.nodes == state.nodes and len(state.present) == len(tick.nodes)  # one who was absent at first is not, yet
+        if followed and not state.silent and tick.present.all():
             return
         here = set(tick.nodes)
         for node in [known for known in state.present if known not in here]:

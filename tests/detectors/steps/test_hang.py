@@ -133,6 +133,14 @@ def test_silent_node_in_a_job_that_goes_on_lost_its_telemetry_only() -> None:
     assert verdicts[-1].clears
 
 
+def test_a_node_that_was_absent_at_first_is_followed_from_its_first_tick() -> None:
+    """Its collector started a second after the others, as in every job that starts: it is missed like any other."""
+    late = lambda now: Scene(silent={3}) if now < 3 or 20 <= now < 40 else None  # noqa: E731
+    verdicts = said(late)
+    assert spoken(verdicts) == [("telemetry_lost", "n3")]
+    assert verdicts[-1].clears
+
+
 def test_failures_behind_a_silent_node_blame_the_node() -> None:
     def script(now: int) -> Scene | None:
         events = [exit_of(0, 1), exit_of(1, 1)] if now == 21 else []
