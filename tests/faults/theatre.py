@@ -79,8 +79,13 @@ class Hurt:
     at_ns: int
     step: int
     attempt: int
-    known: frozenset[str] = frozenset()
-    """Incidents there were before."""
+    known: frozenset[tuple[str, str]] = frozenset()
+    """Incidents there were before, and of what kind."""
+
+
+def _became_a_stop(incident: Incident, hurt: Hurt) -> bool:
+    here = any(culprit.node == hurt.node for culprit in incident.culprits)
+    return here and incident.kind in ("rank_killed", "rank_frozen") and incident.observed_at_ns >= hurt.at_ns
 
 
 class Theatre:
@@ -191,7 +196,7 @@ class Theatre:
     def hurt(self, fault: str, number: int) -> Hurt:
         """Do it, as the demonstration does."""
         observed, node = self.observed, self.cluster.node(number)
-        known = frozenset(incident.incident_id for incident in observed.loud_incidents())
+        known = frozenset((incident.incident_id, incident.kind) for incident in observed.loud_incidents())
         before = (time.time_ns(), observed.last_step, observed.newest_attempt, known)
         registry().get(fault)().inject(self.cluster, number, random.Random(0))
         return Hurt(fault, node, *before)
@@ -200,10 +205,10 @@ class Theatre:
         return next(iter(self.incidents_since(hurt)), None)
 
     def incidents_since(self, hurt: Hurt) -> list[Incident]:
-        """What was opened after it, by its own time, too, for topics are read with a delay. That a part of Trainwarden is behind is no
-        fault of a node."""
-        loud = self.observed.loud_incidents()
-        new = [i for i in loud if i.timeline.verdict_at_ns >= hurt.at_ns and i.incident_id not in hurt.known]
+        """What was opened after it, by its own time, too, for topics are read with a delay; or was open, as a silence of that node, and
+        became the stop of a rank. That a part of Trainwarden is behind is no fault of a node."""
+        loud = [i for i in self.observed.loud_incidents() if (i.incident_id, i.kind) not in hurt.known]
+        new = [i for i in loud if i.timeline.verdict_at_ns >= hurt.at_ns or _became_a_stop(i, hurt)]
         return [i for i in new if i.kind not in OWN_HEALTH]
 
     def healed(self, hurt: Hurt) -> Incident:
