@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def process(made: Rig, die_after_rows: int = 0, later_s: float = 0.0) -> Iterato
             os.kill(running.pid, signal.SIGCONT)
             running.kill()
         running.wait()
+
+
+@contextmanager
+def ledger_at_rest(made: Rig) -> Iterator[None]:
+    """No process is within a transaction meanwhile: one that is stopped in it keeps the file locked for all."""
+    with closing(sqlite3.connect(made.directory / "ledger.sqlite", timeout=60, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
 
 
 def ended(made: Rig) -> StoredPlan:
@@ -176,7 +186,10 @@ def test_a_paused_leader_finds_itself_replaced_and_does_nothing_more(tmp_path: P
 
         def pause(warden: FakeWarden, done: str) -> None:
             if done == "stop" and paused:
-                os.kill(paused.pop().pid, signal.SIGSTOP)
+                with ledger_at_rest(made):
+                    os.kill(paused[0].pid, signal.SIGSTOP)
+                    os.waitid(os.P_PID, paused[0].pid, os.WSTOPPED | os.WNOWAIT)
+                paused.pop()
 
         made.wardens["n2"].on_effect = pause
         with process(made) as first:
