@@ -9,8 +9,8 @@ over the ticks after the warm-up, and the exponent of a power law through all si
 two minutes. 16,384 nodes need 8 GB of memory. Exit code 1 when the exponent of the total is above the bar.
 
 `--nodes` measures one size and shows each detector, with `--faults` while these go on (as in `trainwarden simulate`; STRUCK stands for six
-kinds from second 36 on). `tick` is the time from a grid point to the cut that closes it, with no time spent on anything: what waiting for
-ticks alone costs.
+kinds from second 36 on). Shown last is the time from a grid point to the cut that closes it when nothing takes any time: what waiting for
+each other's ticks alone costs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ STRUCK = (
 class Worker:
     """Decoding, alignment and detection of one cluster, with processor time of each part."""
 
-    clock: SimulatedClock = field(default_factory=lambda: SimulatedClock(START_NS))
+    clock: SimulatedClock = field(default_factory=lambda: SimulatedClock(START_NS + NS_PER_S))
+    """What a second of the simulation says leaves at its end."""
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     ticks: int = 0
     waits_ms: list[float] = field(default_factory=list)

@@ -43,7 +43,9 @@ class Names:
             if told == asked:
                 known.insert(0, known.pop(number))
                 return rows
-        before, kept, parts = self._parts.get(family, {}), {}, []
+        before = self._parts.get(family, {})
+        kept: dict[str, tuple[tuple[str, ...], tuple[Pair, ...]]] = {}
+        parts: list[tuple[Pair, ...]] = []
         for node, devices in asked:
             part = before.get(node)
             if part is None or part[0] != devices:

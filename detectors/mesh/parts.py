@@ -74,7 +74,7 @@ class Parts:
     def places(self, part: int) -> NDArray[np.int64]:
         """Where `through` names a part, as places in the flat array, lowest first."""
         order, starts = self._inverse
-        return order[starts[part] : starts[part + 1]]
+        return np.asarray(order[starts[part] : starts[part + 1]])
 
     def passing(self, *parts: int) -> NDArray[np.bool_]:
         """Which probes pass one of these parts."""
@@ -86,12 +86,12 @@ class Parts:
     def counts(self, probes: NDArray[np.bool_]) -> NDArray[np.int64]:
         """How many of these probes pass each part; a probe counts once for a part."""
         if 2 * np.count_nonzero(probes) > len(probes):  # nearly all, as a rule: what is left is quicker to count
-            return np.asarray(self._all - self._counted(~probes))
+            return np.asarray(self._all - self._counted(~probes), dtype=np.int64)
         return self._counted(probes)
 
     def _counted(self, probes: NDArray[np.bool_]) -> NDArray[np.int64]:
         once = self._once[np.flatnonzero(probes)]
-        return np.bincount(once[once >= 0], minlength=len(self.kinds))
+        return np.asarray(np.bincount(once[once >= 0], minlength=len(self.kinds)), dtype=np.int64)
 
     @cached_property
     def _all(self) -> NDArray[np.int64]:
@@ -101,8 +101,9 @@ class Parts:
     def _inverse(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Places in the flat `through` by part, and where each part's begin: ten columns are not searched for each part asked about."""
         flat = self.through.ravel()
-        order = np.argsort(flat, kind="stable")
-        return order, np.searchsorted(flat[order], np.arange(len(self.kinds) + 1))
+        order = np.asarray(np.argsort(flat, kind="stable"), dtype=np.int64)
+        starts = np.searchsorted(flat[order], np.arange(len(self.kinds) + 1))
+        return order, np.asarray(starts, dtype=np.int64)
 
     @cached_property
     def _once(self) -> NDArray[np.int64]:
