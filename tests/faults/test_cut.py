@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from streams.store.connect import connect
-from tests.faults.running.test_reconcile import of_store, of_topics
+from tests.faults.running.test_reconcile import assert_equal, of_store, of_topics
 from tests.faults.theatre import Theatre, wait_for
 from trainwarden.demo.network import Namespaces
 from trainwarden.embedded.kafka import ApacheKafka
@@ -151,6 +151,6 @@ def stored_as_said(play: Theatre) -> None:
     expected, client = of_topics(play), connect(play.cluster.store_url)
     try:
         wait_for("the store to catch up", lambda: all(of_store(client)[n] >= count for n, count in expected.items()))
-        assert of_store(client) == expected
+        assert_equal(of_store(client), expected)
     finally:
         client.close()

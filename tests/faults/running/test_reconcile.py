@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mar
 
 TOPICS = ("tw.ticks", "tw.steps", "tw.logs", "tw.verdicts", "tw.incidents", "tw.actions")
 FAMILIES = ("host", "process", "nic", "mesh")
+COMPACTED = ("incident_revisions",)
 OURS = "WHERE cluster = 'demo'"
 
 
@@ -27,7 +28,8 @@ def of_topics(play: Theatre) -> Counter[str]:
     for record in (r for topic in TOPICS for r in play.records(topic) if r.cluster == "demo"):
         if isinstance(record, Tick):
             rows.update({f"{block.family}_ticks": len(block.devices) for block in record.blocks})
-            keys["ticks once"].add((record.node, record.boot_id, record.seq))
+            if any(block.family == "host" for block in record.blocks):  # a forger's have none
+                keys["ticks once"].add((record.node, record.boot_id, record.seq))
         elif isinstance(record, StepReport):
             rows["steps"] += len(record.rows)
         elif isinstance(record, LogEvent):
@@ -74,6 +76,13 @@ def rollups(client: Any) -> dict[str, tuple[int, int]]:
     }
 
 
+def assert_equal(stored: Counter[str], expected: Counter[str]) -> None:
+    """Row for row; of incidents, whose topic is compacted, the store may have more revisions than are left there."""
+    exact = {name: count for name, count in expected.items() if name not in COMPACTED}
+    assert {name: stored[name] for name in exact} == exact, text_of({"store": stored, "topics": expected})
+    assert all(stored[name] >= expected[name] for name in COMPACTED), text_of({"store": stored, "topics": expected})
+
+
 def test_the_store_holds_exactly_what_the_topics_hold(play: Theatre) -> None:
     for child in play.cluster.children.all():
         if child.name.startswith("collector") or child.name in ("worker", "actions"):
@@ -84,7 +93,8 @@ def test_the_store_holds_exactly_what_the_topics_hold(play: Theatre) -> None:
         wait_for(
             "the store to catch up", lambda: all(of_store(client)[name] >= count for name, count in expected.items())
         )
-        assert of_store(client) == expected, text_of({"store": of_store(client), "topics": expected})
+        assert_equal(of_store(client), expected)
+        wait_for("roll-ups, made once a minute", lambda: all(n >= rows for rows, n in rollups(client).values()), 150)
         for name, (rows, counted) in rollups(client).items():
             assert counted == rows, f"{name} counted {counted} of {rows} rows"
     finally:
