@@ -90,7 +90,10 @@ def ended(made: Rig) -> StoredPlan:
             ledger.close()
         return stored if stored is not None and stored.ended is not None else None
 
-    found: StoredPlan = wait_for("the plan to end", look)
+    try:
+        found: StoredPlan = wait_for("the plan to end", look)
+    except AssertionError as error:
+        raise AssertionError(f"{error}:\n{(made.directory / 'service.log').read_text()[-5000:]}") from error
     return found
 
 
