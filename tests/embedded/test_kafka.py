@@ -127,6 +127,7 @@ def test_the_script_without_arguments_says_how() -> None:
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(600)
 def test_a_node_starts_crashes_restarts_and_stops_on_its_data(kafka_runtime: None, tmp_path: Path) -> None:
     node = ApacheKafka(tmp_path / "kafka")
     with node:
@@ -146,6 +147,7 @@ def test_a_node_starts_crashes_restarts_and_stops_on_its_data(kafka_runtime: Non
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(600)
 def test_the_command_stops_the_node_when_asked(kafka_runtime: None, tmp_path: Path) -> None:
     stop, port = threading.Event(), free_port()
     stop.set()
@@ -155,6 +157,7 @@ def test_the_command_stops_the_node_when_asked(kafka_runtime: None, tmp_path: Pa
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(600)
 def test_a_node_leaves_nothing_outside_its_directory(
     kafka_runtime: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_node_leaves_nothing_outside_its_directory(
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(600)
 def test_a_data_directory_that_cannot_be_made_is_one_sentence(kafka_runtime: None, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="Apache Kafka cannot be started"):
@@ -175,6 +179,7 @@ def test_a_data_directory_that_cannot_be_made_is_one_sentence(kafka_runtime: Non
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(600)
 def test_a_foreign_data_directory_is_told_with_kafkas_reason(kafka_runtime: None, tmp_path: Path) -> None:
     (tmp_path / "kafka" / "log").mkdir(parents=True)
     (tmp_path / "kafka" / "log" / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=other\n")

@@ -18,6 +18,8 @@ from trainwarden.errors import BusError, ConfigError, UnavailableError
 from trainwarden.records import DeadLetter, LogEvent, decode, encode
 from trainwarden.topics import DEAD, Topic
 
+pytestmark = pytest.mark.timeout(400)  # the first of them starts Apache Kafka
+
 
 @pytest.fixture(params=["memory", "tansu", pytest.param("kafka", marks=pytest.mark.kafka)])
 def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:

@@ -24,6 +24,7 @@ from trainwarden.errors import ConfigError, UnavailableError
 from trainwarden.topics import Topic
 
 SECRET = "correct-horse-7f"
+pytestmark = pytest.mark.timeout(400)
 
 
 def openssl(*arguments: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from trainwarden.errors import UnavailableError
 
 LOOPBACK = "127.0.0.1"
-LOWEST = 10_240
+LOWEST = 21_200
+"""Above the ports of the demonstrations' seats."""
 USUAL_LOWEST_HANDED_OUT = 32_768
 TRIES = 100
 

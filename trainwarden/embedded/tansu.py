@@ -33,7 +33,7 @@ LIMITS = (
     "it is for a desk or a demo, use Apache Kafka in production."
 )
 BINARY_ENV = "TRAINWARDEN_TANSU"
-_START_TIMEOUT_S = 15.0
+_START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 3.0
 
 
