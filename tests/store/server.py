@@ -14,7 +14,7 @@ from streams.store.connect import connect
 from trainwarden.embedded.ports import free_port
 from trainwarden.errors import TrainwardenError
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 300.0
 
 
 class StoreProcess:
@@ -45,7 +45,7 @@ class StoreProcess:
         """End it by a signal and wait for the end."""
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def _answers(self) -> bool:
