@@ -132,3 +132,31 @@ def test_a_share_reads_what_else_lay_there_when_it_has_read_a_summary(config: Co
     assert asyncio.run(made._read_up(shelf))
     assert [shelf.at[place] for place in LOGS] == [2, 2]
     assert shelf.at[TopicPartition("tw.summaries", 0)] == 0
+
+
+class Enough(Exception):
+    """All that a shelf holds was taken."""
+
+
+class Small(Shelf):
+    async def getmany(self, *places: TopicPartition, **more: Any) -> dict[TopicPartition, list[Any]]:
+        if all(at == self.held for at in self.at.values()):
+            raise Enough
+        return await super().getmany(*places, **more)
+
+
+def test_what_comes_between_two_cuts_is_not_left_for_the_next(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "READ_S", 0.001)
+    made, shelf = service(config), Small(*LOGS, held=3)
+
+    async def wait(for_s: float) -> None:
+        await made._read_until(shelf, asyncio.get_running_loop().time() + for_s)
+
+    made.paused = True
+    asyncio.run(wait(0.005))
+    assert shelf.fetches == 0, "nobody knows who leads"
+    made.paused = False
+    with pytest.raises(Enough):
+        asyncio.run(wait(600.0))
+    made._stage.cut(1)
+    assert made._stage.positions == {"tw.logs/0": 3, "tw.logs/1": 3}
