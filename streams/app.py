@@ -47,7 +47,7 @@ from streams.units import Unit, deck
 from trainwarden.bus import Message, connect
 from trainwarden.bus.dead import fitting
 from trainwarden.bus.security import Security, security_of
-from trainwarden.clock import NS_PER_MS, Clock, SystemClock
+from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock, SystemClock
 from trainwarden.config import Config
 from trainwarden.errors import DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import DeadLetter, FrameCut, StateSnapshot, decode_as, encode
@@ -65,6 +65,7 @@ SNAPSHOT_SHARE, SNAPSHOT_LATEST_S = 0.02, 120.0
 """Snapshots take at most this share of the time, unless they would come more rarely than this."""
 SLOW_FRAME_MS = 20.0
 """Frames that take longer are computed beside the event loop, so that heartbeats and agents go on."""
+HOLD_UP_NS = 2 * NS_PER_S
 REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
 READ_S = 0.1
@@ -322,7 +323,11 @@ class RawService:
             if not batches:
                 break
             self._fresh = self._fresh or any(place.topic == SUMMARIES.name for place in batches)
-            results.extend(self._stage.take(message_of(record) for records in batches.values() for record in records))
+            messages = [message_of(record) for records in batches.values() for record in records]
+            if self._stage.catching_up:  # this repeats cuts
+                results.extend(await asyncio.get_running_loop().run_in_executor(None, self._stage.take, messages))
+            else:
+                results.extend(self._stage.take(messages))
         return results
 
     async def _read_up(self, consumer: Any) -> bool:
@@ -358,7 +363,8 @@ class RawService:
         now_ns = self._clock.now_ns()
         started_ns = self._clock.monotonic_ns()
         self._settled = False  # broken off from here on, the state holds a cut that nobody was told of: it is not saved
-        if self._frame_ms > SLOW_FRAME_MS:
+        # the first one, or one after a hold-up, may hold a backlog: a slow machine would take it for a standstill, and begin anew for ever
+        if self._frame_ms > SLOW_FRAME_MS or now_ns - self._stage.last_cut_ns > HOLD_UP_NS:
             result = await asyncio.get_running_loop().run_in_executor(None, self._stage.cut, now_ns)
         else:
             result = self._stage.cut(now_ns)
