@@ -227,7 +227,8 @@ class HangDetector(Detector):
 
     def _follow_presence(self, tick: AlignedTick) -> None:
         state = self._state
-        followed = tick.nodes == state.nodes and len(state.present) == len(tick.nodes)  # one who was absent at first is not, yet
+        # who was absent at first is not followed yet
+        followed = tick.nodes == state.nodes and len(state.present) == len(tick.nodes)
         if followed and not state.silent and tick.present.all():
             return
         here = set(tick.nodes)

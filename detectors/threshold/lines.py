@@ -26,7 +26,7 @@ _SHIFT_RISK = 1e-3
 """A point has to last for several ticks, a shift does not: its risk is this share of a point's."""
 _SAID, _SILENT = 1, 2
 _SHIFT_WARM = 10
-"""Shifts need a place that is surer than points do: this many times the warm-up."""
+"""Shifts need a place that is surer than points do: this many times the warm-up, also after work began or ended."""
 _USUAL_OF_LIKE = 0.9
 _LEVEL_SCORE = float(-np.log10(2.0 * SHARE))
 
@@ -61,6 +61,8 @@ class LinesState(msgspec.Struct):
     """Everything that `Lines` knows; arrays have rows × columns (see the parts for theirs).
 
     `shifted` is 1 for series said to have shifted, 2 for those that were out, whose shift need not be said again, until the walk is 0.
+    `idle` tells which rows rest (phase 0), `turning` for how many ticks they have done otherwise, `unsure` for how many no shift of
+    theirs is judged.
     """
 
     places: Places
@@ -72,6 +74,9 @@ class LinesState(msgspec.Struct):
     open: Array
     shifted: Array
     age: Array
+    idle: Array
+    turning: Array
+    unsure: Array
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,8 @@ class Lines:
             Tails.of(rows, columns, alike), Shifts.of(rows, columns),
             np.full((rows, columns), self.settings.forgetting, np.float32), np.zeros((rows, columns), np.uint16),
             np.zeros((rows, columns), np.uint16), np.zeros((rows, columns), np.bool_),
-            np.zeros((rows, columns), np.uint8), np.zeros(rows, np.float32),
+            np.zeros((rows, columns), np.uint8), np.zeros(rows, np.float32), np.ones(rows, np.bool_), np.zeros(rows, np.int32),
+            np.zeros(rows, np.int32),
         )  # fmt: skip
         self._scratch: list[F32] = []
         self._ages: tuple[LinesState | None, Ages] = (None, Ages())
@@ -182,6 +188,7 @@ class Lines:
         loads = None if load is None else np.asarray(load, np.float32)
         scores = np.full((2, rows, columns), np.nan, np.float32) if dense else None
         self._drifting: list[NDArray[np.int64]] = []
+        self._follow_activity(phases)
         if self._ages[0] is not self.state:
             self._ages = self.state, Ages()
         found = [
@@ -392,12 +399,28 @@ class Lines:
         state.weight.reshape(-1)[ends] = settings.forgetting
         return np.column_stack(np.divmod(starts, columns)), np.column_stack(np.divmod(ends, columns))
 
+    def _follow_activity(self, phases: Array) -> None:
+        """Shifts are judged against a place that is sure. Where work begins or ends, place and slope on load are learnt anew for a while,
+        and what lies to one side of them meanwhile says so of them."""
+        state, other = self.state, (phases == 0) != self.state.idle
+        if state.unsure.any():
+            state.shifts.walk[:, state.unsure == 1] = 0.0
+            np.maximum(state.unsure - 1, 0, out=state.unsure)
+        if not other.any() and not state.turning.any():
+            return
+        # a node that is late is not idle
+        state.turning = np.where(other, state.turning + 1, 0).astype(np.int32)
+        turned = state.turning >= self.settings.persist_ticks
+        state.idle ^= turned
+        state.unsure[turned], state.turning[turned] = _SHIFT_WARM * self.settings.warm_ticks, 0
+
     def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shifts that begin and end; a series whose points are out says so already."""
         state, columns = self.state, self.shape[1]
         far = np.concatenate(self._drifting) if self._drifting else np.zeros(0, np.int64)
         row, column = np.divmod(far, columns)
         old = state.places.seen[row, column] >= _SHIFT_WARM * self.settings.warm_ticks
+        old &= state.unsure[row] == 0
         new = old & (state.shifted[row, column] == 0) & ~state.open[row, column] & (state.streak[row, column] == 0)
         if state.tails.alike and new.any():
             new[new] = self._far_among_like(row[new], column[new])

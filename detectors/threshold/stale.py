@@ -1,7 +1,7 @@
 """Series whose source is broken: they stand still, jump back, or stop while the rest of their device goes on being reported.
 
 That is news of the telemetry, not of the node: other detectors that lean on such a series lean on nothing. What most peers in the job do
-as well, on most of its nodes, is the job's doing and not said: they all wait, or have ended.
+as well, on most of its nodes, is the job's doing and not said: they all wait, or have ended. Nor is what stands still on three nodes.
 
 The stated rate follows from the risk. A false opinion needs a run (of repeats, or of absence) of a length that health brings with the
 probability `risk`; runs begin at looks, of which a series has one every `LOOK_EVERY` ticks, and at most every other look begins one. So a
@@ -31,6 +31,8 @@ from trainwarden.settings import option
 from trainwarden.topology import Topology
 
 _RESET_HELD_TICKS = 60
+_OTHER_NODES = 2
+"""A run that health brings with probability r is half as long with probability √r: on two other nodes at once it has a cause they share."""
 _SIZES = ("_bytes", "_count")
 """What a process holds moves while it grows and then stands, for hours, in health: seen live of the memory of training ranks."""
 _WHY = {
@@ -111,7 +113,7 @@ class StaleSeriesDetector(Detector):
     """Says `stale_series` of single series."""
 
     name = "stale_series"
-    version = 2
+    version = 3
     kinds = ("stale_series",)
     Settings = StaleSettings
     settings: StaleSettings
@@ -195,7 +197,7 @@ class StaleSeriesDetector(Detector):
         """Why, ticks since, value of each series found broken, but for what most of a job's are."""
         found: dict[tuple[str, str, str], tuple[str, float, float]] = {}
         for why, pairs, run in _broken(watch, broken):
-            news = pairs[~_alike(watch, pairs, run, due, jobs)] if len(pairs) else pairs
+            news = pairs[~_alike(watch, why, pairs, run, due, jobs)] if len(pairs) else pairs
             for row, column in news.tolist():
                 since = 0.0 if run is None else LOOK_EVERY * float(run[row, column])
                 found[watch.series(row, column)] = (why, since, float(watch.still.last[row, column]))
@@ -248,9 +250,12 @@ def _broken(watch: _Watch, broken: Broken) -> list[tuple[str, NDArray[np.int64],
 
 
 def _alike(
-    watch: _Watch, pairs: NDArray[np.int64], run: F32 | None, due: slice, jobs: dict[str, str]
+    watch: _Watch, why: str, pairs: NDArray[np.int64], run: F32 | None, due: slice, jobs: dict[str, str]
 ) -> NDArray[np.bool_]:
-    """Which pairs do what most of their peers do: stand, or are missing, for at least half as long, or were reset at this look too."""
+    """Which pairs do what most of their peers do: stand, or are missing, for at least half as long, or were reset at this look too.
+
+    Of what stands, peers on two other nodes are enough: links that carry all they can stand at their ceilings together, each at its own.
+    """
     roster, alike = watch.roster, np.zeros(len(pairs), np.bool_)
     groups = watch.groups.of(roster.entities, roster.changes, jobs)
     number = watch.groups.numbers(len(roster.entities))[pairs[:, 0]]
@@ -266,7 +271,11 @@ def _alike(
         runs = run[pairs[mine, 0], column]
         for length in np.unique(runs):
             part = known & (run[rows, column] >= length / 2)
-            alike[mine[runs == length]] = groups[group].moves(part[:, None], known[:, None])[0]
+            these = mine[runs == length]
+            alike[these] = groups[group].moves(part[:, None], known[:, None])[0]
+            if why == "stuck":
+                nodes = {roster.entities[row][0] for row in rows[part].tolist()}
+                alike[these] |= len(nodes) > _OTHER_NODES
     return alike
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -261,3 +261,26 @@ def test_load_may_excuse_a_shift_and_never_accuses() -> None:
     lines.state.shifts.walk[1, :, 0] = 50.0
     now = np.array([[1.01], [0.5], [np.nan]], np.float32)
     assert lines.apart_without_load(pairs, now, np.zeros(3, np.int64)).tolist() == [False, True, True]
+
+
+def drifting_after(turns: Sequence[int], begins: int, ticks: int) -> list[int]:
+    """Ticks at which a series is said to have shifted: from `begins` on it lies two spreads higher; work begins or ends at `turns`."""
+    lines, rng, found = Lines(1, 1, phases=3), np.random.default_rng(5), []
+    for tick in range(ticks):
+        phase = np.array([sum(tick >= turn for turn in turns) % 2])
+        value = np.array([[5.0 + rng.normal() + 2.0 * (tick >= begins)]], np.float32)
+        found += [tick] * len(lines.step(value, phase=phase).shifts)
+    return found
+
+
+def test_no_shift_is_judged_until_places_are_sure_again_after_work_began_anew() -> None:
+    (first,) = drifting_after([1], 600, 800)[:1]
+    assert 605 <= first <= 640, "work began long ago"
+    assert drifting_after([1, 500, 560], 600, 860) == []
+    late = drifting_after([1, 500, 560], 900, 1000)
+    assert late
+    assert 905 <= late[0] <= 940, "found as soon once 300 ticks have passed"
+
+
+def test_a_node_that_is_late_for_a_few_ticks_has_not_begun_anew() -> None:
+    assert drifting_after([1, 550, 554], 600, 800) == drifting_after([1], 600, 800)

@@ -64,6 +64,12 @@ def test_a_node_that_goes_further_than_the_job_is_named_alone() -> None:
 @pytest.mark.parametrize(("nodes", "named"), [(1, 1), (3, 3), (5, 0), (8, 0)])
 def test_a_minority_of_the_job_is_named_and_a_majority_is_not(nodes: int, named: int) -> None:
     assert len(said(ThresholdDetector(), raised(nodes))) == named
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(1, 1), (2, 2), (3, 0), (8, 0)])
+def test_what_stands_still_on_one_node_or_two_is_named_and_on_more_has_a_cause_they_share(
+    nodes: int, named: int
+) -> None:
     assert len(said(StaleSeriesDetector(), frozen(nodes))) == named
 
 
