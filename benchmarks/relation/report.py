@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.relation.paired import against
 from benchmarks.relation.score import Marked, Sheet, figures
 
 COLUMNS = (
@@ -22,7 +23,6 @@ COLUMNS = (
     "delay_p95_s",
     "round_ms",
 )
-LEAST_PAIRS = 5
 BINS = (0.0, 0.5, 0.7, 0.9, 0.97, 0.995, 1.01)
 
 
@@ -38,7 +38,7 @@ def tables(sheets: dict[tuple[str, int], Sheet]) -> dict[str, Any]:
         }  # fmt: skip
         by_kind[key] = _split(sheet.slots, lambda m: "+".join(m.slot.kinds) if m.slot.group != "two" else "two at once")
         by_slowdown[key] = _split([m for m in sheet.slots if m.slot.truth], lambda m: f"{m.slot.slowdown:g}")
-    return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": _against(sheets),
+    return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": against(sheets),
             "reliability": {f"{m}|{size}": reliability(sheet.stated) for (m, size), sheet in sheets.items() if sheet.stated}}  # fmt: skip
 
 
@@ -73,42 +73,6 @@ def _split(marks: list[Marked], key: Any) -> dict[str, dict[str, float]]:
     return found
 
 
-def _against(sheets: dict[tuple[str, int], Sheet]) -> dict[str, dict[str, float]]:
-    """Ours against each floor: difference in exact answers per run, and how likely it is by chance (Wilcoxon signed rank and sign test,
-    one-sided)."""
-    from scipy.stats import binomtest, wilcoxon
-
-    found: dict[str, dict[str, float]] = {}
-    for method in {name for name, _ in sheets if name != "ours"}:
-        for group in ("node", "subnet", "two", "nobody"):
-            pairs = [(a, b) for size in {s for _, s in sheets} if ("ours", size) in sheets
-                     for a, b in _per_run(sheets["ours", size], sheets[method, size], group)]  # fmt: skip
-            away = [a - b for a, b in pairs]
-            if len(pairs) >= LEAST_PAIRS and any(away):
-                chance = float(wilcoxon(away, alternative="greater", zero_method="zsplit").pvalue)
-                better, worse = sum(d > 0 for d in away), sum(d < 0 for d in away)
-                sign = float(binomtest(better, better + worse, alternative="greater").pvalue)
-                found[f"{method}|{group}"] = {
-                    "runs": len(pairs),
-                    "difference": float(np.mean(away)),
-                    "p": chance,
-                    "p_sign": sign,
-                }
-    return found
-
-
-def _per_run(mine: Sheet, theirs: Sheet, group: str) -> list[tuple[float, float]]:
-    seeds = sorted({m.seed for m in mine.slots})
-    found = []
-    for seed in seeds:
-        one, other = (
-            [m.exact for m in sheet.slots if m.seed == seed and m.slot.group == group] for sheet in (mine, theirs)
-        )
-        if one:
-            found.append((float(np.mean(one)), float(np.mean(other))))
-    return found
-
-
 def text(found: dict[str, Any]) -> str:
     """Tables for a terminal."""
     lines = [f"{'method':24} {'nodes':>5} " + " ".join(f"{name:>18}" for name in COLUMNS)]
@@ -130,11 +94,16 @@ def text(found: dict[str, Any]) -> str:
                 for slow, row in rows.items()
             ]
     lines.append("")
-    lines += [
-        f"ours against {key:28} " + " ".join(f"{n} {v:.4g}" for n, v in row.items())
-        for key, row in sorted(found["against"].items())
-    ]
+    lines += [_compared(key, row) for key, row in sorted(found["against"].items())]
     return "\n".join(lines)
+
+
+def _compared(key: str, row: dict[str, Any]) -> str:
+    group = key.partition("|")[2]
+    return (
+        f"ours against {row['line']:26} {group:7} {row['slots']:3d} slots on {row['seeds']:2d} seeds: {row['more_right']:+3d} right, "
+        f"better on {row['better']}, worse on {row['worse']}, p {row['p']:.4f}, corrected (Holm) {row['p_holm']:.4f}"
+    )
 
 
 def pictures(found: dict[str, Any], path: Path) -> None:

@@ -8,7 +8,7 @@ time with what is already explained left out; where nothing has a net gain, nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,23 +78,38 @@ def attribute(evidence: Evidence, graph: Graph, prices: Mapping[str, float], rai
     left = Evidence(own_of_group(evidence.node, graph), evidence.port.copy())
     found: list[Cause] = []
     while len(found) < MOST_CAUSES:
-        ranked = sorted(candidates(left, graph, prices, rails), key=lambda cause: (-cause.gain, cause.key))
-        if not ranked or ranked[0].gain <= 0.0:
+        parts = list(_parts(left, graph, prices, rails))
+        if max((float(part.gains.max(initial=-np.inf)) for part in parts), default=0.0) <= 0.0:
             break
+        every = (cause for part in parts for cause in part.causes())
+        ranked = sorted(every, key=lambda cause: (-cause.gain, cause.key))
         found.append(_weighed(ranked))
         _explain(left, ranked[0], graph)
     return found
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Gains of one kind of cause, prices paid, and what makes causes of the best few: only asked for where somebody gains anything."""
+
+    gains: F32
+    causes: Callable[[], Iterator[Cause]]
+
+
 def candidates(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
     """The best few causes of each kind, their prices paid."""
-    yield from _nodes(left, graph, prices)
+    for part in _parts(left, graph, prices, rails):
+        yield from part.causes()
+
+
+def _parts(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[_Part]:
+    yield _nodes(left, graph, prices)
     if left.port.shape[2]:
-        yield from _ports(left, graph, prices, rails)
+        yield _ports(left, graph, prices, rails)
         yield from _switches(left, graph, prices, rails)
     for kind in ("rack", "pdu", "zone"):
         if kind in graph.relations:
-            yield from _places(left, graph.relations[kind], prices)
+            yield _places(left, graph.relations[kind], prices)
 
 
 def own_of_group(node: F32, graph: Graph) -> F32:
@@ -122,12 +137,17 @@ def node_gains(node: F32) -> F32:
     return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
 
 
-def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float]) -> Iterator[Cause]:
+def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float]) -> _Part:
     gains = node_gains(left.node) - prices["node"]
-    names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
-    for node in _largest(gains):
-        shown = sorted((c for c in (*SLOW, *AROUND) if left.node[c, node] > SUSPECT), key=lambda c: -left.node[c, node])
-        yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), tuple(names[c] for c in shown))
+
+    def causes() -> Iterator[Cause]:
+        names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
+        for node in _largest(gains):
+            seen = (c for c in (*SLOW, *AROUND) if left.node[c, node] > SUSPECT)
+            shown = tuple(names[c] for c in sorted(seen, key=lambda c: -left.node[c, node]))
+            yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), shown)
+
+    return _Part(gains, causes)
 
 
 def port_gains(port: F32) -> F32:
@@ -138,50 +158,60 @@ def port_gains(port: F32) -> F32:
     return np.asarray(counted + np.maximum(np.minimum(trip, counted), 0.5 * trip), dtype=np.float32)
 
 
-def _ports(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
+def _ports(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> _Part:
     gains = port_gains(left.port) - prices["port"]
-    width = gains.shape[1]
-    for place in _largest(gains.ravel()):
-        node, rail = divmod(place, width)
-        shown = _shown(left.port[:, node, rail])
-        yield Cause("port", f"{graph.nodes[node]}/{rails[rail]}", (node,), rail, float(gains[node, rail]), shown)
+
+    def causes() -> Iterator[Cause]:
+        for place in _largest(gains.ravel()):
+            node, rail = divmod(place, gains.shape[1])
+            shown = _shown(left.port[:, node, rail])
+            yield Cause("port", f"{graph.nodes[node]}/{rails[rail]}", (node,), rail, float(gains[node, rail]), shown)
+
+    return _Part(gains, causes)
 
 
-def _switches(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
+def _switches(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[_Part]:
     everywhere = Relation("job", np.zeros(len(graph.nodes), dtype=np.int64), ("",))
     for kind, relation in (("rail", everywhere), ("leaf", graph.relations.get("leaf"))):
-        if relation is None or (kind == "rail" and len(relation.names) > 1):
-            continue
-        raised = (left.port.max(axis=0) > SUSPECT).astype(np.float32)
+        if relation is not None and not (kind == "rail" and len(relation.names) > 1):
+            yield _switches_of(kind, relation, left, prices[kind], rails)
+
+
+def _switches_of(kind: str, relation: Relation, left: Evidence, price: float, rails: tuple[str, ...]) -> _Part:
+    raised = (left.port.max(axis=0) > SUSPECT).astype(np.float32)
+    gains, sizes, shares = _shared(left.port, raised, relation)
+    net = _paid(gains, (sizes >= LEAST_MEMBERS) & (shares >= SHARE), price)
+
+    def causes() -> Iterator[Cause]:
         for rail in range(left.port.shape[2]):
-            gains, sizes, shares = _shared(left.port[:, :, rail], raised[:, rail], relation)
-            net = _paid(gains, (sizes >= LEAST_MEMBERS) & (shares >= SHARE), prices[kind])
-            for number in _largest(net, 2):
+            for number in _largest(net[:, rail], 2):
                 members = relation.members(number)
                 name = f"rail{rail}" if kind == "rail" else f"{relation.names[number]}/rail{rail}"
                 shown = _shown(left.port[:, members, rail].mean(axis=1))
-                yield Cause(kind, name, tuple(members.tolist()), rail, float(net[number]), shown)
+                yield Cause(kind, name, tuple(members.tolist()), rail, float(net[number, rail]), shown)
+
+    return _Part(net, causes)
 
 
-def _places(left: Evidence, relation: Relation, prices: Mapping[str, float]) -> Iterator[Cause]:
+def _places(left: Evidence, relation: Relation, prices: Mapping[str, float]) -> _Part:
     slow = left.node[[LOCAL, OWN, CLOCK]].max(axis=0)
     shown = left.node[list(SHARED)]
-    gains, sizes, shares = _shared(shown, (slow > SUSPECT).astype(np.float32), relation)
+    gains, sizes, shares = (
+        a[:, 0] for a in _shared(shown[..., None], (slow > SUSPECT).astype(np.float32)[:, None], relation)
+    )
     whole = sizes >= len(relation.group)
     net = _paid(gains, (sizes >= LEAST_MEMBERS) & (shares >= SHARE) & ~whole, prices[relation.kind])
-    names = np.array(["local", "clock", "temp", "inlet", "power"])
-    for number in _largest(net, 2):
-        members = relation.members(number)
-        means = shown[:, members].mean(axis=1)
-        order = [i for i in np.argsort(-means).tolist() if means[i] > 0.5]
-        yield Cause(
-            relation.kind,
-            relation.names[number],
-            tuple(members.tolist()),
-            -1,
-            float(net[number]),
-            tuple(names[order].tolist()),
-        )
+
+    def causes() -> Iterator[Cause]:
+        names = np.array(["local", "clock", "temp", "inlet", "power"])
+        for number in _largest(net, 2):
+            members = relation.members(number)
+            means = shown[:, members].mean(axis=1)
+            order = [i for i in np.argsort(-means).tolist() if means[i] > 0.5]
+            by = tuple(names[order].tolist())
+            yield Cause(relation.kind, relation.names[number], tuple(members.tolist()), -1, float(net[number]), by)
+
+    return _Part(net, causes)
 
 
 def _paid(gains: F32, plausible: NDArray[np.bool_], price: float) -> F32:
@@ -189,13 +219,20 @@ def _paid(gains: F32, plausible: NDArray[np.bool_], price: float) -> F32:
 
 
 def _shared(values: F32, raised: F32, relation: Relation) -> tuple[F32, F32, F32]:
-    """Of each group: gain of a common shift, number of members, share of members that are raised."""
+    """Of each group and rail: gain of a common shift, number of members, share of members that are raised; from channels × nodes × rails,
+    and nodes × rails."""
     known = relation.group >= 0
-    group, count = relation.group[known], len(relation.names)
-    sizes = np.maximum(np.bincount(group, minlength=count), 1).astype(np.float32)
-    sums = np.stack([np.bincount(group, weights=row[known], minlength=count) for row in values])
-    gains = (0.5 * sizes * np.square(np.maximum(sums / sizes - COMMON_SHIFT, 0.0))).sum(axis=0)
-    shares = np.bincount(group, weights=raised[known], minlength=count) / sizes
+    group, count, rails = relation.group[known], len(relation.names), values.shape[2]
+    cell = (group[:, None] * rails + np.arange(rails)).ravel()
+
+    def sums(row: F32) -> NDArray[np.float64]:
+        found = np.bincount(cell, weights=row[known].ravel(), minlength=count * rails)
+        return np.asarray(found, dtype=np.float64).reshape(count, rails)
+
+    sizes = np.maximum(np.bincount(group, minlength=count), 1).astype(np.float32)[:, None]
+    totals = np.stack([sums(row) for row in values])
+    gains = (0.5 * sizes * np.square(np.maximum(totals / sizes - COMMON_SHIFT, 0.0))).sum(axis=0)
+    shares = sums(raised) / sizes
     return gains.astype(np.float32), sizes, shares.astype(np.float32)
 
 

@@ -6,7 +6,6 @@ the nodes of this job usually do.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -188,25 +187,47 @@ def _for_accused(step: Array, frozen: Bools, axis: int | None) -> Array:
     the job as a whole has moved on."""
     if not frozen.any():
         return step
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        common = np.nanmedian(np.where(frozen, np.nan, step), axis=axis, keepdims=axis is not None)
+    common = known_median(np.where(frozen, np.nan, step), axis)
     return np.where(frozen, np.nan_to_num(common), step)
 
 
 def _scale(old: Array, centred: Array, floors: F32, rounds: int) -> Array:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        spread = 1.4826 * np.nanmedian(np.abs(centred), axis=1)
+    spread = 1.4826 * known_median(np.abs(centred), 1)[:, 0]
     weight = max(SCALE_LEARNING, 1.0 / max(rounds, 1))
     moved = old + weight * (np.maximum(spread, floors) - old)
     return np.where(np.isfinite(moved), np.maximum(moved, floors), old).astype(np.float32)
 
 
 def _medians(values: Array) -> Array:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nan_to_num(np.nanmedian(values, axis=1)))
+    return np.nan_to_num(known_median(values, 1)[:, 0])
+
+
+def known_median(values: Array, axis: int | None = None) -> Array:
+    """Median of what is known along an axis, which stays as one; NaN where nothing is. In half the time of `np.nanmedian` and silent.
+
+    Examples
+    --------
+    >>> known_median(np.array([[3.0, np.nan, 1.0, 5.0], [np.nan, 2.0, 4.0, np.nan]]), 1).tolist()
+    [[3.0], [3.0]]
+    """
+    flat = values.reshape([-1] if axis is None else values.shape)
+    along = axis or 0
+    if not flat.shape[along]:
+        return np.full([1 if i == along else size for i, size in enumerate(flat.shape)], np.nan, dtype=values.dtype)
+    ordered = np.sort(flat, axis=along)
+    known = np.count_nonzero(~np.isnan(flat), axis=along, keepdims=True)
+    low = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=along)
+    middle = 0.5 * (low + np.take_along_axis(ordered, np.minimum(known // 2, flat.shape[along] - 1), axis=along))
+    return np.asarray(middle.reshape([1] * values.ndim) if axis is None else middle)
+
+
+def known_mean(values: F32) -> F32:
+    """Mean along the last axis of what is known, NaN where nothing is; `np.nanmean` without its warnings."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, np.float32(0.0)).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        np.divide(total, known.sum(axis=-1), out=total, casting="unsafe")
+    return np.asarray(total)
 
 
 def _agreed(asked: F32, answered: F32, scale: float) -> F32:
@@ -219,12 +240,10 @@ def _agreed(asked: F32, answered: F32, scale: float) -> F32:
 def _beside_others(away: F32) -> tuple[F32, F32]:
     """Ports next to the other ports of their node, which carry the same job in the same phase (next to all where there are few), and how
     much of that a common move excuses."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        if away.shape[2] >= LEAST_RAILS:
-            common = np.nanmedian(away, axis=2, keepdims=True)
-            return away - common, np.nan_to_num(EXCUSED * np.abs(common))
-        return away - _medians(away.reshape(len(away), -1))[:, None, None], np.zeros_like(away[:, :, :1])
+    if away.shape[2] >= LEAST_RAILS:
+        common = known_median(away, 2)
+        return away - common, np.nan_to_num(EXCUSED * np.abs(common))
+    return away - _medians(away.reshape(len(away), -1))[:, None, None], np.zeros_like(away[:, :, :1])
 
 
 def _quiet_max(values: Array) -> F32:
@@ -252,12 +271,10 @@ def step_channels(
     """`LOCAL` and `DATA` of each node, and the middle step, from steps × ranks: medians over the steps of a round."""
     if not len(local_ms):
         return np.full((2, count), np.nan, dtype=np.float32), float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        local = np.log(np.maximum(np.nanmedian(of_ranks(local_ms, rank_node, count), axis=0), 1e-3))
-        whole = np.nanmedian(duration_ms, axis=1, keepdims=True)
-        data = np.nanmedian(of_ranks(data_ms / whole, rank_node, count), axis=0)
-    return np.stack([local, data]).astype(np.float32), float(np.nanmedian(whole))
+    local = np.log(np.maximum(known_median(of_ranks(local_ms, rank_node, count), 0)[0], 1e-3))
+    whole = known_median(duration_ms, 1)
+    data = known_median(of_ranks(data_ms / whole, rank_node, count), 0)[0]
+    return np.stack([local, data]).astype(np.float32), float(known_median(whole)[0, 0])
 
 
 def rtt_log(rtt_ms: F32) -> F32:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import AlignedTick, FamilyMatrix
+from detectors.base import AlignedTick
 from detectors.relation import features
 from detectors.relation.features import Round
-from detectors.relation.graph import Graph
+from detectors.relation.rows import Places
 from detectors.state import Array
 from detectors.steps.assembly import DATA, DURATION, LOCAL, JointStep
-from trainwarden.topology import Topology
 
 F32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Keys = tuple[tuple[str, str], ...]
 
 ERRORS = ("out_of_sequence_per_s", "retransmit_timeouts_per_s", "symbol_errors_per_s", "rx_errors_per_s")
 MARKS = ("ecn_marked_per_s", "cnp_sent_per_s")
@@ -48,9 +43,7 @@ class Gathered(msgspec.Struct):
             [step for step in self.steps if step.shape[1] == len(rank_node)] or [np.zeros((3, len(rank_node)))]
         )
         kept = values if self.steps else values[:0]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            first, step_ms = features.step_channels(kept[:, 0], kept[:, 1], kept[:, 2], rank_node, nodes)
+        first, step_ms = features.step_channels(kept[:, 0], kept[:, 1], kept[:, 2], rank_node, nodes)
         node, gpu, port = (_mean(sums) for sums in (self.node, self.gpu, self.port))
         node = node if node.shape[1] == nodes else np.full((8, nodes), np.nan, dtype=np.float32)
         node[: features.OWN] = first
@@ -65,103 +58,18 @@ class Gathered(msgspec.Struct):
         return Round(at_ns, step_ms, node, gpu, port)
 
 
-@dataclass
-class Rows:
-    """Where the rows of each node lie in a family's matrix; made once for all jobs, and anew when the rows change.
-
-    Some node of a large cluster is always late, so rows change with nearly every tick: what is made then must not cost each job a look at
-    every row.
-    """
-
-    _of: dict[tuple[str, int], tuple[Keys, dict[str, list[int]]]] = field(default_factory=dict)
-
-    def by(self, family: FamilyMatrix, side: int) -> dict[str, list[int]]:
-        """Row numbers by the first (0: who reports) or the second (1: of a probe, who answers) name of each row, ascending."""
-        known = self._of.get((family.family, side))
-        if known is None or known[0] is not family.entities:
-            found: dict[str, list[int]] = {}
-            for row, entity in enumerate(family.entities):
-                found.setdefault(entity[side], []).append(row)
-            known = self._of[family.family, side] = (family.entities, found)
-        return known[1]
-
-
-@dataclass
-class Places:
-    """Where rows of a family belong: node numbers of one graph, and numbers of devices. Made anew when the rows change."""
-
-    graph: Graph
-    rows: Rows = field(default_factory=Rows)
-    rails: dict[tuple[str, str], str] = field(default_factory=dict)
-    _known: dict[str, tuple[Keys, Ints, Ints, Ints, tuple[str, ...]]] = field(default_factory=dict)
-    _probed: tuple[Keys, int, tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] | None = None
-    number: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.number = {name: i for i, name in enumerate(self.graph.nodes)}
-
-    def learn_rails(self, topology: Topology) -> None:
-        """Read over which rail each node of the job probes, or is probed."""
-        for name in topology.nodes():
-            words = topology.attributes(name).get("probe_rails", "").split(" ")
-            said = ((peer, rail) for peer, _, rail in (word.rpartition("=") for word in words))
-            self.rails |= {(name, peer): rail for peer, rail in said if name in self.number or peer in self.number}
-
-    def of(self, family: FamilyMatrix) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
-        """(row, node number, device number) of each row of the job's nodes, and the names of the devices."""
-        known = self._known.get(family.family)
-        if known is None or known[0] is not family.entities:
-            rows_of, entities = self.rows.by(family, 0), family.entities
-            mine = [(row, number) for name, number in self.number.items() for row in rows_of.get(name, ())]
-            names = tuple(sorted({entities[row][1] for row, _ in mine}))
-            place = {name: i for i, name in enumerate(names)}
-            rows, nodes = np.array(mine, dtype=np.int64).reshape(-1, 2).T
-            devices = np.array([place[entities[row][1]] for row, _ in mine], dtype=np.int64)
-            known = self._known[family.family] = (entities, rows, nodes, devices, names)
-        return known[1:]
-
-    def probed(self, family: FamilyMatrix, count: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Rows of probes that nodes of the job ask, and that they answer, each with the places in a nodes × `count` grid."""
-        known = self._probed
-        if known is None or known[1] != count or known[0] is not family.entities:
-            asked, answered = (self._cells(family, side, count) for side in (0, 1))
-            known = self._probed = (family.entities, count, (asked, answered))
-        return known[2]
-
-    def _cells(self, family: FamilyMatrix, side: int, count: int) -> tuple[Ints, Ints]:
-        rows_of, found = self.rows.by(family, side), list[tuple[int, int]]()
-        for name, number in self.number.items():
-            for row in rows_of.get(name, ()):
-                rail = self.rails.get(family.entities[row], "")
-                if rail.isdigit() and int(rail) < count:
-                    found.append((row, number * count + int(rail)))
-        rows, cells = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return rows, cells
-
-    def grid(self, family: FamilyMatrix | None, *metrics: str) -> tuple[F32, tuple[str, ...]]:
-        """metrics × nodes × devices, NaN where nobody reports; and the names of the devices."""
-        if family is None or not family.entities:
-            return np.full((len(metrics), len(self.graph.nodes), 0), np.nan, dtype=np.float32), ()
-        rows, nodes, devices, names = self.of(family)
-        found = np.full((len(metrics), len(self.graph.nodes), len(names)), np.nan, dtype=np.float32)
-        for i, metric in enumerate(metrics):
-            found[i, nodes, devices] = family.column(metric)[rows]
-        return found, names
-
-
 def channels(tick: AlignedTick, places: Places) -> tuple[F32, F32, F32, tuple[str, ...]]:
     """NODE_CHANNELS × nodes (of steps NaN), nodes × GPUs, PORT_CHANNELS and `ANSWERED` × nodes × rails of a tick, and the rails' names."""
     node = np.full((8, len(places.graph.nodes)), np.nan, dtype=np.float32)
     gpu, _ = places.grid(tick.family("gpu"), "tensor_active_ratio", "sm_clock_mhz", "power_w", "temp_c")
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
-        if gpu.shape[2]:
-            node[features.CLOCK] = -np.log(np.nanmin(gpu[1], axis=1))
-            node[features.POWER] = -np.log(np.nanmean(gpu[2], axis=1))
-            node[features.TEMP] = np.nanmax(gpu[3], axis=1)
-        node[features.INLET] = _only(places.grid(tick.family("board"), "inlet_temp_c")[0][0])
-        node[features.CPU] = _only(places.grid(tick.family("host"), "psi_cpu_some_ratio")[0][0])
-        port, rails = _ports(tick, places)
+    if gpu.shape[2]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            node[features.CLOCK] = -np.log(np.fmin.reduce(gpu[1], axis=1))
+            node[features.POWER] = -np.log(features.known_mean(gpu[2]))
+        node[features.TEMP] = np.fmax.reduce(gpu[3], axis=1)
+    node[features.INLET] = _only(places.grid(tick.family("board"), "inlet_temp_c")[0][0])
+    node[features.CPU] = _only(places.grid(tick.family("host"), "psi_cpu_some_ratio")[0][0])
+    port, rails = _ports(tick, places)
     return node, features.gpu_log(gpu[0]), port, rails
 
 
@@ -197,7 +105,7 @@ def _rtt(tick: AlignedTick, places: Places, count: int) -> F32:
 
 
 def _only(values: F32) -> F32:
-    return np.nanmean(values, axis=1) if values.shape[1] else np.full(len(values), np.nan, dtype=np.float32)
+    return features.known_mean(values) if values.shape[1] else np.full(len(values), np.nan, dtype=np.float32)
 
 
 def _added(sums: Array, values: F32) -> Array:

@@ -6,7 +6,7 @@ normal in health (calibrated on the model's healthy rounds), so that evidences a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -78,10 +78,11 @@ class Related:
             wanted["dp"] = self.graph.relations["learnt"].group
         self.groups = {name: Groups.of(group) for name, group in wanted.items()}
 
-    def messages(self, node: F32) -> Mapping[str, tuple[F32, F32, F32]]:
-        """What the model is told of each node's relatives."""
+    def messages(self, node: F32, wanted: Sequence[str] = RELATIONS) -> Mapping[str, tuple[F32, F32, F32]]:
+        """What is told of each node's relatives by the relations in `wanted`."""
         known = np.nan_to_num(node)
-        return {name: (*groups.messages(known), groups.others) for name, groups in self.groups.items()}
+        groups = [(name, self.groups[name]) for name in wanted if name in self.groups]
+        return {name: (*each.messages(known), each.others) for name, each in groups}
 
 
 class Sums(msgspec.Struct):
@@ -152,7 +153,7 @@ def standardised(found: Innovations, related: Related, served: Served | None) ->
     the scale is their spread. Nobody is sicker than his peers because they recovered: except for the share of computing, which falls
     for all who wait, a node has to be worse than its own past.
     """
-    messages = related.messages(found.node)
+    messages = related.messages(found.node, form.BASES if served is None else RELATIONS)
     base, spread = nearest(messages, found.node)
     if served is None:
         middle, scale = base, np.maximum(1.25 * spread, 1.0)

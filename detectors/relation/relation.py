@@ -17,11 +17,12 @@ from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.relation.attribution import Cause, attribute, own_of_group
 from detectors.relation.conviction import convict
 from detectors.relation.features import LOCAL, ROUND_S
-from detectors.relation.gather import Gathered, Places, Rows, channels
+from detectors.relation.gather import Gathered, channels
 from detectors.relation.graph import Graph, Relation, graph_of
 from detectors.relation.judge import Calibration, Judge, Related
 from detectors.relation.learnt import learnt_relation
 from detectors.relation.opinions import Opinion, Opinions
+from detectors.relation.rows import Places, Rows
 from detectors.state import Array, decode_state, encode_state
 from detectors.steps.assembly import MAX_VICTIMS, Assembly
 from detectors.steps.silence import forget_silent
@@ -119,6 +120,7 @@ class RelationDetector(Detector):
         self._state = State()
         self._graphs: dict[str, _Kept] = {}
         self._rows = Rows()
+        self._counted: dict[str, tuple[list[str], bool]] = {}
         self._trained = self._load()
 
     def _load(self) -> Trained | None:
@@ -142,6 +144,7 @@ class RelationDetector(Detector):
             verdicts += self._advance(state, frame)
         forget_silent(self._state.jobs, frame.now_ns, lambda state: state.assembly.last_heard_ns)
         self._graphs = {job: kept for job, kept in self._graphs.items() if job in self._state.jobs}
+        self._counted = {job: known for job, known in self._counted.items() if job in self._state.jobs}
         return verdicts
 
     @classmethod
@@ -164,8 +167,7 @@ class RelationDetector(Detector):
             state.gathered = Gathered()
 
     def _advance(self, state: JobState, frame: Frame) -> list[Verdict]:
-        nodes = [node for node in state.assembly.nodes if node]
-        if len(set(nodes)) < self.settings.least_nodes or len(nodes) < state.assembly.world:
+        if not self._whole(state.assembly):
             return []
         related, places = self._related(state, frame.topology)
         verdicts: list[Verdict] = []
@@ -175,6 +177,15 @@ class RelationDetector(Detector):
         if not self._state.ticking:
             verdicts += self._turn(state, frame.now_ns, related)
         return verdicts
+
+    def _whole(self, assembly: Assembly) -> bool:
+        """Whether every rank's node is known, and there are enough of them; looked at again when somebody says something new."""
+        known = self._counted.get(assembly.job)
+        if known is None or known[0] is not assembly.nodes:
+            nodes = [node for node in assembly.nodes if node]
+            whole = len(set(nodes)) >= self.settings.least_nodes and len(nodes) >= assembly.world
+            known = self._counted[assembly.job] = (assembly.nodes, whole)
+        return known[1]
 
     def _put(self, state: JobState, places: Places, tick: AlignedTick) -> None:
         node, gpu, port, rails = channels(tick, places)

@@ -15,9 +15,10 @@ from collectors.simulated.state import devices
 from detectors.base import AlignedTick, FamilyMatrix
 from detectors.relation import features
 from detectors.relation.features import LOCAL, OWN, Past, Round
-from detectors.relation.gather import Gathered, Places, channels
+from detectors.relation.gather import Gathered, channels
 from detectors.relation.groups import Groups
 from detectors.relation.judge import apart
+from detectors.relation.rows import Places
 from trainwarden.commands.simulated_rounds import graph_of_job, rounds_of
 from trainwarden.records import TopologyEvent
 from trainwarden.topology import Topology
