@@ -74,7 +74,7 @@ bench-scale: $(STAMP)
 bench-detect: $(BENCH_STAMP)
 	$(BENCH_VENV)/bin/python -m benchmarks.detect --split $(SPLIT)
 
-# who names the culprit among thousands of nodes: ours and eight floors on simulations held out from training; QUICK=--quick takes five minutes
+# who names the culprit among thousands of nodes: ours and ten floors on simulations held out from training; QUICK=--quick for a quick look
 bench-relation: $(STAMP)
 	$(BIN)/python -m benchmarks.relation $(QUICK)
 
