@@ -26,8 +26,9 @@ T = TypeVar("T")
 MIN_SECRET_BYTES = 16
 COMMIT_REACH_MS = 150.0
 """Least time allowed for a commit to reach every rank before the step that it names begins; twice the arming if that took longer."""
-MAX_MARGIN_STEPS = 50
-SAVE_ATTEMPTS = 2
+MAX_MARGIN_STEPS = 200
+SAVE_ATTEMPTS = 3
+REACH_GROWS = 4
 GO_LEAST_MS = 3000.0
 """Least time for rank 0 to come to a step boundary, and as much again for its answer to come back."""
 MAX_THREADS = 64
@@ -91,7 +92,7 @@ class WardenBackend(Backend):
         return {node: answer.fence for node, answer in answers.items() if answer is not None}
 
     def save(self, order: Order, deadline_ms: float) -> Outcome:
-        """Arm everywhere (which step is each rank in), then name one step ahead of all for everybody; twice if somebody was late."""
+        """Arm everywhere (which step is each rank in), then name one step ahead of all for everybody; further if somebody was late."""
         nodes = self._members(order.job)
         until_ns = self.clock.monotonic_ns() + int(deadline_ms * NS_PER_MS)
         outcome = Outcome("failed", "no time was left to save")
@@ -99,12 +100,16 @@ class WardenBackend(Backend):
             left_ms = (until_ns - self.clock.monotonic_ns()) / NS_PER_MS
             if left_ms <= 0:
                 break
-            outcome, late = self._save_once(order.part(f"save{attempt}"), nodes, left_ms)
+            outcome, late = self._save_once(
+                order.part(f"save{attempt}"), nodes, left_ms, COMMIT_REACH_MS * REACH_GROWS ** (attempt - 1)
+            )
             if not late:
                 break
         return outcome
 
-    def _save_once(self, order: Order, nodes: Mapping[str, WardenClient], deadline_ms: float) -> tuple[Outcome, bool]:
+    def _save_once(
+        self, order: Order, nodes: Mapping[str, WardenClient], deadline_ms: float, reach_ms: float
+    ) -> tuple[Outcome, bool]:
         """How it went, and whether it is worth another try: a rank had gone past the step when it heard of it."""
         began_ns = self.clock.monotonic_ns()
         armed = self._ask_all(
@@ -113,9 +118,7 @@ class WardenBackend(Backend):
         if (failure := _first_failure(armed)) is not None:
             return failure, False
         took_ms = (self.clock.monotonic_ns() - began_ns) / NS_PER_MS
-        step = save_step(
-            [answer.result for answer in armed.values() if answer is not None], max(COMMIT_REACH_MS, 2 * took_ms)
-        )
+        step = save_step([answer.result for answer in armed.values() if answer is not None], max(reach_ms, 2 * took_ms))
         if step is None or took_ms >= deadline_ms:
             return Outcome(
                 "failed", "no rank said its step" if step is None else "arming took the whole deadline"

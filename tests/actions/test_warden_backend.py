@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,18 @@ def test_save_names_one_step_for_all(tmp_path: Path) -> None:
         assert commits.pop() >= 140 + 2 + 15, "150 ms of steps of 10 ms, and two"
 
 
-@pytest.mark.parametrize(("late", "status"), [(1, "done"), (2, "failed")])
-def test_a_rank_that_was_late_gets_one_more_chance(tmp_path: Path, late: int, status: str) -> None:
+@pytest.mark.parametrize(("late", "status", "asked"), [(1, "done", 4), (2, "done", 6), (3, "failed", 6)])
+def test_a_rank_that_was_late_gets_two_more_chances_each_further_ahead(
+    tmp_path: Path, late: int, status: str, asked: int
+) -> None:
     with cluster(tmp_path) as (backend, wardens):
         wardens["n2"].late_commits = late
         outcome = backend.save(ORDER, 3000)
         assert outcome.status == status
-        assert wardens["n0"].did("save") == 4
-        assert len({key for _, key, _ in wardens["n0"].effects}) == 4
+        assert wardens["n0"].did("save") == asked
+        assert len({key for _, key, _ in wardens["n0"].effects}) == asked
+        steps = [args["step"] for _, _, args in wardens["n0"].effects if args["phase"] == "commit"]
+        assert all(after > before + 40 for before, after in pairwise(steps)), "four times 150 ms of steps of 10 ms"
 
 
 def test_save_that_one_rank_cannot_do_commits_nowhere(tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_save_that_one_rank_cannot_do_commits_nowhere(tmp_path: Path) -> None:
         ([{"steps": {}}], None),
         ([{"steps": {"0": 10}}], 12),
         ([{"steps": {"0": 10}, "step_ms": 50}, {"steps": {"1": 12}, "step_ms": 60}], 12 + 2 + 2),
-        ([{"steps": {"0": 10}, "step_ms": 0.001}], 60),
+        ([{"steps": {"0": 10}, "step_ms": 0.001}], 210),
     ],
 )
 def test_margin_of_a_save(answers: list[dict[str, Any]], step: int | None) -> None:
