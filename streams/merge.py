@@ -23,6 +23,7 @@ from trainwarden.topics import TICKS
 
 PATIENCE_NS = 15 * NS_PER_S
 """A block whose worker died is with another one by then; its nodes are not said to be silent before."""
+HEARD_BYTES, VALUE_BYTES = 8, 4
 HELD_LIMIT = 200_000
 """Steps and logs that may wait for their grid point; beyond that all go with the next frame, whatever it is."""
 
@@ -77,6 +78,26 @@ def _sheet(matrix: FamilyMatrix) -> Sheet:
     values = np.ascontiguousarray(matrix.values, dtype="<f4").tobytes()
     told = tuple((node, tuple(devices)) for node, devices in rows.items())
     return Sheet(matrix.family, matrix.metrics, tuple(sorted(matrix.states)), told, values)
+
+
+def misfit_of_summary(part: Summary) -> str:
+    """Why the pieces of a summary do not fit each other, and could not be put together with those of others; empty when they do."""
+    told = {
+        "present": (len(part.present), {len(part.nodes)}), "boots": (len(part.boots), {0, len(part.nodes)}),
+        "heard": (len(part.heard), {HEARD_BYTES * len(part.boots)}), "succeeds": (len(part.succeeds), {0, len(part.boots)}),
+        "different nodes": (len({*part.nodes}), {len(part.nodes)}),
+    }  # fmt: skip
+    for sheet in part.sheets:
+        rows = sum(len(devices) for _, devices in sheet.rows)
+        told[f"bytes of {sheet.family}"] = len(sheet.values), {VALUE_BYTES * rows * len(sheet.metrics)}
+        told[f"metrics of {sheet.family}"] = min(1, len(sheet.metrics)), {1}
+    for name, (found, fitting) in told.items():
+        if found not in fitting:
+            wanted = " or ".join(map(str, sorted(fitting)))
+            return (
+                f"a summary of {len(part.nodes)} nodes by {part.node or 'nobody'} has {found} {name}, expected {wanted}"
+            )
+    return ""
 
 
 class BlockAligner(Aligner):

@@ -54,16 +54,16 @@ def each_node_once(parts: list[Summary], boot_of: Callable[[str], str]) -> list[
     twice = {node for node, count in counts.items() if count > 1}
     if not twice:
         return parts
-    ranked = {
-        (node, at): _trust(part, node, boot_of(node)) for at, part in enumerate(parts) for node in twice & {*part.nodes}
-    }
-    best = {node: max((trust, -at) for (name, at), trust in ranked.items() if name == node) for node in twice}
-    lost = [{node for node in twice & {*part.nodes} if -best[node][1] != at} for at, part in enumerate(parts)]
+    best: dict[str, tuple[int, int]] = {}
+    for number, part in enumerate(parts):
+        for at, node in enumerate(part.nodes):
+            if node in twice:
+                best[node] = max(best.get(node, (-1, 0)), (_trust(part, at, boot_of(node)), -number))
+    lost = [{node for node in twice & {*part.nodes} if -best[node][1] != number} for number, part in enumerate(parts)]
     return [without(part, nodes) for part, nodes in zip(parts, lost, strict=True)]
 
 
-def _trust(part: Summary, node: str, boot: str) -> int:
-    at = part.nodes.index(node)
+def _trust(part: Summary, at: int, boot: str) -> int:
     if not part.present[at]:
         return ABSENT
     if not part.boots or not boot:

@@ -16,7 +16,7 @@ from streams import state
 from streams.budget import Budget
 from streams.detect import Pipeline
 from streams.incidents import Correlator
-from streams.merge import BlockAligner, summary_of
+from streams.merge import BlockAligner, misfit_of_summary, summary_of
 from streams.shedding import Shedding
 from streams.state import Resume
 from trainwarden.bus import Message
@@ -36,6 +36,7 @@ from trainwarden.records import (
     Plan,
     Record,
     StepReport,
+    Summary,
     Tick,
     TopologyEvent,
     Verdict,
@@ -493,6 +494,8 @@ def _misfit(record: Record) -> str:
     """Why a record of a job's ranks cannot be true, empty when it can: whoever follows ranks makes room for each below the highest."""
     if isinstance(record, StepReport):
         return _misfit_of_steps(record)
+    if isinstance(record, Summary):
+        return misfit_of_summary(record) or next(filter(None, map(_misfit, record.inferred)), "")
     if isinstance(record, Tick):
         ranks = [placed.rank for placed in record.placements]
     elif isinstance(record, TopologyEvent):
@@ -501,8 +504,8 @@ def _misfit(record: Record) -> str:
         return ""
     if not ranks or (min(ranks) >= 0 and max(ranks) < MAX_WORLD):
         return ""
-    bad = next((rank for rank in ranks if not 0 <= rank < MAX_WORLD), None)
-    return "" if bad is None else f"rank {bad} is placed by {record.node or 'nobody'}: no job has such a rank"
+    bad = next(rank for rank in ranks if not 0 <= rank < MAX_WORLD)
+    return f"rank {bad} is placed by {record.node or 'nobody'}: no job has such a rank"
 
 
 def _misfit_of_steps(report: StepReport) -> str:

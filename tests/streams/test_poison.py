@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from detectors.base import Detector, Frame
 from streams import state
 from streams.detect import Pipeline
 from streams.stage import OWNER, CorrelatorStage, RawStage
+from streams.units import REST, units
 from trainwarden.bus import Message
 from trainwarden.bus.dead import KEPT_BYTES
 from trainwarden.clock import SystemClock
@@ -22,15 +24,18 @@ from trainwarden.records import (
     Delivery,
     Placement,
     Record,
+    Sheet,
     StateSnapshot,
     StepReport,
     StepRow,
+    Summary,
     Tick,
     TopologyEvent,
     Verdict,
     decode,
     encode,
 )
+from trainwarden.selfmetrics import Metrics
 
 
 def config() -> Config:
@@ -127,6 +132,38 @@ def test_ranks_that_no_job_can_have_are_placed_nowhere(rank: int, fits: bool) ->
     refused = [letter.topic for letter in map(decode, (o.value for o in stage.cut(2 * 10**18).outputs if o.topic == "tw.dead"))
                if "no job has such a rank" in letter.reason]  # fmt: skip
     assert sorted(refused) == ([] if fits else ["tw.ticks", "tw.topology"])
+
+
+WHOLE = Summary(
+    block=1, at_ns=10**18, nodes=("a", "b"), present=b"\1\0", boots=("x", ""), heard=bytes(16), succeeds=("", ""),
+    sheets=(Sheet("f", ("m", "n"), (), (("a", ("d", "e")),), bytes(16)),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, ""),
+        ({"boots": (), "heard": b"", "succeeds": ()}, ""),
+        ({"present": b"\1"}, "has 1 present, expected 2"),
+        ({"boots": ("x",)}, "has 1 boots, expected 0 or 2"),
+        ({"heard": bytes(15)}, "has 15 heard, expected 16"),
+        ({"succeeds": ("x",)}, "has 1 succeeds, expected 0 or 2"),
+        ({"nodes": ("a", "a")}, "has 1 different nodes, expected 2"),
+        ({"sheets": (Sheet("f", ("m",), (), (("a", ("d",)),), bytes(7)),)}, "has 7 bytes of f, expected 4"),
+        ({"sheets": (Sheet("f", (), (), (("a", ("d",)),), b""),)}, "has 0 metrics of f, expected 1"),
+        ({"inferred": (TopologyEvent(entity="job:j", ranks=((-1, "n", "g"),)),)}, "no job has such a rank"),
+    ],
+)
+def test_a_summary_whose_pieces_do_not_fit_is_a_dead_letter_and_ends_no_worker(
+    changed: dict[str, Any], found: str
+) -> None:
+    rest = next(unit for unit in units(2) if unit.share == REST)
+    stage = RawStage(config(), rest.pipeline(config(), Metrics("t")), SystemClock(), "b", role=rest.role)
+    stage.take([message("tw.summaries", encode(replace(WHOLE, **changed)))])
+    outputs = [output for second in range(40) for output in stage.cut(10**18 + second * 10**9).outputs]
+    reasons = [decode(output.value).reason for output in outputs if output.topic == "tw.dead"]
+    assert [found in reason for reason in reasons] == [True] * bool(found)
 
 
 class Numbers(Detector):
