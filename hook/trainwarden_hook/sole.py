@@ -6,6 +6,7 @@ per network namespace and per mount of ``/dev/shm``.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -18,6 +19,7 @@ from trainwarden_hook.segments import SHARED_MEMORY_DIR
 
 log = logging.getLogger("trainwarden.launcher")
 EARLIER_END_S = 10.0
+AGAIN_S = 0.02
 CREDENTIALS = struct.Struct("=iII")
 
 
@@ -38,21 +40,31 @@ def claim(job: str, node: str, wait_s: float = EARLIER_END_S) -> socket.socket:
     Occupied
         Another one does not end.
     """
-    until = time.monotonic() + wait_s
-    while True:
-        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            own.bind(_name(job, node))
-            own.listen()
-            return own
-        except OSError as error:
-            own.close()
-            holder = _wait_for_end(_name(job, node), max(0.0, until - time.monotonic()))
-            if holder:
-                raise Occupied(
-                    f"process {holder} already runs job {job!r} on node {node}; stop it, or give this one a --job"
-                    " (or a --node, for several nodes on one machine) of its own"
-                ) from error
+    until, name = time.monotonic() + wait_s, _name(job, node)
+    while (own := _bound(name)) is None:
+        holder = _wait_for_end(name, max(0.0, until - time.monotonic()))
+        if holder is None and time.monotonic() < until + AGAIN_S:
+            time.sleep(AGAIN_S)
+            continue
+        raise Occupied(
+            f"{f'process {holder}' if holder else 'another process'} already runs job {job!r} on node {node}; stop it, or give this"
+            " one a --job (or a --node, for several nodes on one machine) of its own"
+        )
+    return own
+
+
+def _bound(name: str) -> socket.socket | None:
+    """The name, ours; None while somebody else has it."""
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        own.bind(name)
+        own.listen()
+    except OSError as error:
+        own.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return own
 
 
 def _name(job: str, node: str) -> str:
@@ -60,20 +72,23 @@ def _name(job: str, node: str) -> str:
     return f"\0trainwarden-launcher-{hashlib.sha256(where.encode()).hexdigest()[:32]}"
 
 
-def _wait_for_end(name: str, wait_s: float) -> int:
-    """Process that holds the name still after so long; 0 when it has let go."""
+def _wait_for_end(name: str, wait_s: float) -> int | None:
+    """Process that holds the name still after so long; None when it has let go, or cannot be asked."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(max(0.001, wait_s))
         try:
-            asking.connect(name)
+            asking.connect(name)  # at once, or not at all where too many ask
             holder, _, _ = CREDENTIALS.unpack(
                 asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             )
-            log.info("waiting up to %.0f s for launcher %d of this job to end", wait_s, holder)
-            asking.settimeout(max(0.001, wait_s))
+        except OSError:
+            # between its end and our question
+            return None
+        log.info("waiting up to %.0f s for launcher %d of this job to end", wait_s, holder)
+        try:
             asking.recv(1)
         except TimeoutError:
             return int(holder)
         except OSError:
-            # between its end and our question
-            return 0
-    return 0
+            return None
+    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 import uuid
 from pathlib import Path
@@ -93,3 +95,21 @@ def test_the_claim_is_free_with_the_end_of_who_held_it_and_other_nodes_have_thei
     first.close()
     waiting.join(60)
     assert got
+
+
+def test_where_too_many_ask_nobody_waits_for_ever() -> None:
+    job, asking = f"t{uuid.uuid4().hex[:8]}", contextlib.ExitStack()
+    with sole.claim(job, "n0"), asking:
+        code = 0
+        while code == 0:
+            one = asking.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            code = one.connect_ex(sole._name(job, "n0"))
+        with pytest.raises(sole.Occupied, match="another process already runs job"):
+            sole.claim(job, "n0", 0.05)
+
+
+def test_a_name_that_cannot_be_had_for_another_reason_is_no_second_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sole, "_name", lambda job, node: "\0" + "x" * 200)
+    with pytest.raises(OSError, match="too long"):
+        sole.claim("j", "n0", 60.0)
