@@ -277,11 +277,8 @@ def save_together(cluster: Cluster, ahead: int) -> tuple[int, dict[str, dict[str
 
 def test_a_coordinated_save_over_two_nodes(make: Make, collector: Collector) -> None:
     cluster = with_wardens(make(2, every=0, flags=("--nnodes", "2")))
-    for ahead in (
-        20,
-        200,
-        500,
-    ):  # as the action service does: an order that came too late is given again with more time
+    # as the action service does: an order that came too late is given again with more time
+    for ahead in (20, 200, 500):
         step, answers = save_together(cluster, ahead)
         if not any(answer["result"].get("late") for answer in answers.values()):
             break
