@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainwarden_hook import crew
+from trainwarden_hook import crew, pinning
 from trainwarden_hook.carriers import Carrier, Goal, SaveReport, Sealed
 from trainwarden_hook.copying import Overlap, copy_all
 from trainwarden_hook.memory import Buffer, Buffers, Stamp
@@ -69,6 +69,7 @@ class Saver:
         self._stable = stable if overlap_from_bytes is not None else None
         self._overlap_from_bytes = overlap_from_bytes or 0
         self._overlap: Overlap | None = None
+        self._cuda: pinning.Runtime | None = None
         self._jobs: queue.SimpleQueue[_Sealing | None] = queue.SimpleQueue()
         self._sealing: Buffer | None = None
         self._open_jobs = 0
@@ -118,6 +119,9 @@ class Saver:
 
     def _copy(self, plan: Plan, buffer: Buffer) -> None:
         view = buffer.begin(HEADER_BYTES + plan.payload_bytes)
+        if any(piece.tensor.is_cuda for piece in plan.tensors):
+            self._cuda = self._cuda or pinning.runtime()
+            buffer.page_lock(self._cuda)
         payload = view[HEADER_BYTES : HEADER_BYTES + plan.payload_bytes]
         plan.write_index(payload)
         later = [piece for piece in plan.tensors if piece.stable]
@@ -144,6 +148,7 @@ class Saver:
 
     def prepare(self, size_bytes: int) -> None:
         """Reserve the memory of a state of this size in the background, before the first save needs it."""
+        self._cuda = pinning.runtime()
         threading.Thread(target=self._prepare, args=(size_bytes,), name="trainwarden-prepare", daemon=True).start()
 
     def _prepare(self, size_bytes: int) -> None:
@@ -151,6 +156,7 @@ class Saver:
         try:
             for buffer in self._buffers.pair:
                 buffer.prepare(HEADER_BYTES + size_bytes)
+                buffer.page_lock(self._cuda)
         except OSError as error:
             log.warning("no %d bytes could be reserved for a save: %s", size_bytes, error)
 

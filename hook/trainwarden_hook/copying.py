@@ -52,15 +52,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def copy_piece(piece: Piece, target: memoryview, go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Copy one tensor to ``target`` (just its bytes); ``False`` when ``go_on`` said no on the way."""
+def copy_piece(
+    piece: Piece, target: memoryview, go_on: Callable[[], bool] = lambda: True, unwaited: torch.device | None = None
+) -> bool:
+    """Copy one tensor to ``target`` (just its bytes); ``False`` when ``go_on`` said no on the way. A copy from the device
+    ``unwaited`` is only begun, see `settle`.
+    """
     import torch
 
     if not piece.size:
         return True
     if not is_plain(piece.tensor):
         flat = torch.frombuffer(target, dtype=piece.tensor.dtype)
-        flat.view(piece.tensor.shape).copy_(piece.tensor)
+        flat.view(piece.tensor.shape).copy_(piece.tensor, non_blocking=piece.tensor.device == unwaited)
         return go_on()
     source, goal = piece.tensor.data_ptr(), address_of(target)
     for start in range(0, piece.size, CHUNK_BYTES):
@@ -79,9 +83,29 @@ def copy_all(pieces: list[Piece], data: memoryview) -> None:
         return
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(_copy_plain, plain, data)
-        for piece in rest:
-            copy_piece(piece, data[piece.offset : piece.offset + piece.size])
+        _copy_waiting_once(rest, data)
         beside.result()
+
+
+def _copy_waiting_once(pieces: list[Piece], data: memoryview) -> None:
+    """One after the other on the present stream, waited for at the end: a wait for each would let the device rest between them."""
+    device = gpu_of([piece.tensor for piece in pieces])
+    for piece in pieces:
+        copy_piece(piece, data[piece.offset : piece.offset + piece.size], unwaited=device)
+    settle(device)
+
+
+def gpu_of(tensors: list[torch.Tensor]) -> torch.device | None:
+    """The GPU on which the first of the tensors that lie on one does."""
+    return next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
+
+
+def settle(device: torch.device | None) -> None:
+    """Wait until what was begun on the present stream of the device is done."""
+    if device is not None:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
 
 
 def moves_of(plain: list[Piece], data: memoryview) -> list[Move]:
@@ -188,8 +212,7 @@ class Overlap:
             self._job.wait()
             return
         with self._stream:
-            for piece in self._pieces:
-                copy_piece(piece, self._data[piece.offset : piece.offset + piece.size])
+            _copy_waiting_once(self._pieces, self._data)
 
     def finish(self) -> None:
         """Wait for the copy in the background; nobody is stalled by this."""
@@ -213,11 +236,11 @@ class Overlap:
 
 def side_stream(tensors: list[torch.Tensor]) -> AbstractContextManager[Any]:
     """A CUDA stream that begins where the training stream is now, so that the copy runs beside what follows."""
-    on_device = next((tensor for tensor in tensors if tensor.device.type == "cuda"), None)
-    if on_device is None:
+    device = gpu_of(tensors)
+    if device is None:
         return nullcontext()
     import torch
 
-    stream = torch.cuda.Stream(on_device.device)
-    stream.wait_stream(torch.cuda.current_stream(on_device.device))
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)

@@ -18,6 +18,7 @@ from typing import Any
 from trainwarden_hook import segments
 from trainwarden_hook.crew import BlockSums
 from trainwarden_hook.packing import HEADER_BYTES, SHARDED, Header, Plan, Refused, fits, unpack
+from trainwarden_hook.pinning import Pin, Runtime
 from trainwarden_hook.sums import checksum
 
 BUFFERS = ("a", "b")
@@ -64,6 +65,7 @@ class Buffer:
         self.writing = 0
         self.lock = threading.Lock()
         self._map: mmap.mmap | None = None
+        self._pin = Pin()
 
     def open(self, size: int) -> memoryview:
         """Map at least ``size`` bytes, really reserved: a full /dev/shm is an error here, not a SIGBUS later.
@@ -79,6 +81,7 @@ class Buffer:
             try:
                 if os.fstat(descriptor).st_size < size:
                     _reserve(descriptor, size)
+                self._pin.release()
                 # The older map may still be read in the background; it goes when the last view does.
                 self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
             finally:
@@ -93,6 +96,11 @@ class Buffer:
             # An older kernel has no such advice: the first save is slower, no more.
             with contextlib.suppress(OSError):
                 current.madvise(POPULATE_WRITE)
+
+    def page_lock(self, cuda: Runtime | None) -> None:
+        """Lock the mapped pages for the GPU's own writing, see `pinning`; nothing without one."""
+        if self._map is not None:
+            self._pin.hold(self._map, cuda)
 
     def begin(self, size: int) -> memoryview:
         """Invalidate what is there and give the bytes to write to."""
