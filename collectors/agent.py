@@ -34,6 +34,7 @@ from collectors.processor import OneProcessor, affinity
 from collectors.ranks import RankBoard
 from collectors.runner import Round, take
 from collectors.sources.mesh import MeshSource
+from collectors.sources.rdma_mesh import RdmaMeshSource
 from collectors.spool import Spool, Value
 from trainwarden import topics
 from trainwarden.bus import Bus, connect
@@ -338,7 +339,9 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     )
     control = Control(node, clock, metrics, lambda: node_attributes(context.facts), outbox.dead)
     mesh = next((source for source in sources if isinstance(source, MeshSource) and source.learns), None)
-    learner = PeerLearner(reach, clock, mesh, mesh.learn_places if mesh else None, {topics.CONTROL.name: control.hear})
+    rdma = next((source.hear for source in sources if isinstance(source, RdmaMeshSource)), None)
+    places = mesh.learn_places if mesh else None
+    learner = PeerLearner(reach, clock, mesh, places, {topics.CONTROL.name: control.hear}, rdma)
     parts = Parts(
         clock, spool, outbox, sender, ranks, sources, metrics, announcer, learner, control, collector.spool_bytes
     )

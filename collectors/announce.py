@@ -74,7 +74,7 @@ class Announcer:
             self._outbox.put(topics.CATALOG.name, family.catalog_id.encode(), family.catalog(), Value.BEACON)
 
     def _node_events(self) -> None:
-        own = {"rail_address": self.facts.rail_address, "probe_address": self.facts.probe_address}
+        own = {key: getattr(self.facts, key) for key in ("rail_address", "probe_address", "rdma_address")}
         claims = self.facts.board.merged("node")
         found = {key: claim for key, claim in claims.items() if claim.source != CONFIGURATION}
         attributes = {key: claim.value for key, claim in claims.items()}

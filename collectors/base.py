@@ -121,6 +121,10 @@ class Facts:
 
     rail_address: str = ""
     probe_address: str = ""
+    rdma_address: str = ""
+    rdma_pings: bool = False
+    probed: tuple[str, ...] = ()
+    agents_gone: frozenset[str] = frozenset()
     clock_offset_ms: float = NAN
     board: FactBoard = field(default_factory=FactBoard)
     processes: Processes = field(default_factory=Processes)

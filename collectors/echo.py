@@ -78,6 +78,26 @@ def receive(sock: socket.socket) -> tuple[bytes, tuple[str, int], int] | None:
     return payload, sender, time.time_ns()
 
 
+class Admission:
+    """How often each source is answered: `per_s` a second at most, of the `MAX_SOURCES` heard of last."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def admit(self, source: str, now_s: float) -> bool:
+        """Whether this request is to be answered."""
+        tokens, at_s = self._buckets.get(source, (self._per_s, now_s))
+        tokens = min(self._per_s, tokens + (now_s - at_s) * self._per_s)
+        if source not in self._buckets and len(self._buckets) >= MAX_SOURCES:
+            self._buckets.pop(next(iter(self._buckets)))
+        self._buckets[source] = (tokens - 1 if tokens >= 1 else tokens, now_s)
+        return tokens >= 1
+
+
 class Responder:
     """Answers requests: one equal-sized reply each, at most `per_s` a second and source address.
 
@@ -85,8 +105,7 @@ class Responder:
     """
 
     def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self.admission = Admission(per_s)
         self.refused: dict[str, int] = {}
 
     def serve(self, sock: socket.socket, now_s: float) -> None:
@@ -96,7 +115,7 @@ class Responder:
             echo = parse(payload)
             if echo is None or echo.kind != REQUEST:
                 self._refuse("malformed")
-            elif not self._admit(sender[0], now_s):
+            elif not self.admission.admit(sender[0], now_s):
                 self._refuse("rate")
             else:
                 self._answer(sock, sender, echo.nonce, came_ns)
@@ -106,14 +125,6 @@ class Responder:
             sock.sendto(reply(nonce, came_ns, time.time_ns()), sender)
         except OSError:
             self._refuse("unreachable")
-
-    def _admit(self, source: str, now_s: float) -> bool:
-        tokens, at_s = self._buckets.get(source, (self._per_s, now_s))
-        tokens = min(self._per_s, tokens + (now_s - at_s) * self._per_s)
-        if source not in self._buckets and len(self._buckets) >= MAX_SOURCES:
-            self._buckets.pop(next(iter(self._buckets)))
-        self._buckets[source] = (tokens - 1 if tokens >= 1 else tokens, now_s)
-        return tokens >= 1
 
     def _refuse(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1

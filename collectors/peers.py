@@ -42,6 +42,8 @@ class PeerLearner:
     ----------
     learner
         Who wants to know the addresses; None: nobody.
+    rdma
+        Called with each node and what it announces as ``rdma_address``, empty when it does not.
     places
         Called with leaf and rail of every node, before `learner` hears of the addresses.
     listeners
@@ -55,11 +57,13 @@ class PeerLearner:
         learner: Learner | None,
         places: Callable[[dict[str, Place]], None] | None = None,
         listeners: Mapping[str, Callable[[bytes], None]] | None = None,
+        rdma: Callable[[str, str], None] | None = None,
     ) -> None:
         self._connect = connect
         self._clock = clock
         self._learner = learner
         self._tell_places = places
+        self._tell_rdma = rdma
         self._listeners = dict(listeners or {})
         self._topics = [topics.TOPOLOGY.name, *self._listeners] if learner is not None else list(self._listeners)
         self._subscriber: Subscriber | None = None
@@ -124,6 +128,8 @@ class PeerLearner:
             return
         node = event.entity.removeprefix("node:")
         address = event.attributes.get("probe_address", "")
+        if self._tell_rdma is not None:
+            self._tell_rdma(node, "" if event.removed else event.attributes.get("rdma_address", ""))
         if event.removed or not _is_address(address):
             self._peers.pop(node, None)
         else:

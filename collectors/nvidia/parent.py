@@ -26,13 +26,13 @@ BUFFER_BYTES = 1 << 18
 class Process:
     """A running child and the socket to it."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], child: Path = CHILD) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         ours.setblocking(False)
         # a lean interpreter: no site, no environment of Python's; one arena, or each thread would keep its own heap
-        command = [sys.executable, "-I", "-S", str(CHILD), json.dumps(options)]
+        command = [sys.executable, "-I", "-S", str(child), json.dumps(options)]
         environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         with theirs:
             self.pid = os.posix_spawn(
@@ -60,12 +60,13 @@ class Process:
                 return found
             found.append(bytes(self._view[:size]))
 
-    def shift(self, by_ns: int) -> None:
-        """Ask for the child's clock to move."""
+    def send(self, message: bytes) -> bool:
+        """Tell the child something; false when it is going, or does not listen: the next message tells."""
         try:
-            self._socket.send(wire.shift(by_ns))
+            self._socket.send(message)
         except OSError:
-            return  # it is going, or does not listen: the next message tells
+            return False
+        return True
 
     def reaped(self) -> bool:
         """Whether the process is gone from the process table. One that hangs in the driver stays there, whatever we do."""
@@ -89,10 +90,15 @@ class Keeper:
         Its argument.
     silent_s
         Without a message for this long the child counts as hung.
+    child
+        The program, and what it is called in the log.
     """
 
-    def __init__(self, clock: Clock, options: Mapping[str, Any], silent_s: float) -> None:
+    def __init__(
+        self, clock: Clock, options: Mapping[str, Any], silent_s: float, child: tuple[Path, str] = (CHILD, "GPU")
+    ) -> None:
         self._clock = clock
+        self._child, self._called = child
         self._options = dict(options)
         self._silent_ns = int(silent_s * NS_PER_S)
         self._process: Process | None = None
@@ -137,8 +143,11 @@ class Keeper:
 
     def shift(self, by_ns: int) -> None:
         """Ask the child to read earlier or later in the second."""
-        if self._process is not None:
-            self._process.shift(by_ns)
+        self.send(wire.shift(by_ns))
+
+    def send(self, message: bytes) -> bool:
+        """Tell the child something; whether it was taken."""
+        return self._process is not None and self._process.send(message)
 
     def close(self) -> None:
         """Let the child end."""
@@ -150,9 +159,9 @@ class Keeper:
     def _start(self, now_ns: int) -> None:
         self._started_ns = self._heard_ns = now_ns
         try:
-            self._process = Process(self._options)
+            self._process = Process(self._options, self._child)
         except OSError as error:
-            logger.warning("the GPU helper cannot be started: %s", error.strerror)
+            logger.warning("the %s helper cannot be started: %s", self._called, error.strerror)
             self._later(now_ns)
 
     def _ended(self, now_ns: int) -> None:
@@ -161,7 +170,7 @@ class Keeper:
         if now_ns - self._started_ns > LIVED_LONG_S * NS_PER_S:
             self._backoff_s = 0
         self._later(now_ns)
-        logger.warning("the GPU helper ended; another one is started in %d s", self._backoff_s)
+        logger.warning("the %s helper ended; another one is started in %d s", self._called, self._backoff_s)
 
     def _later(self, now_ns: int) -> None:
         self._backoff_s = min(max(1, self._backoff_s * 2), BACKOFF_MAX_S)

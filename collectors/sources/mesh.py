@@ -57,11 +57,16 @@ class Peer:
     lost: int = 0
     absent: int = 0
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether its host says that nobody listens."""
+        return bool(self.absent and not self.round_trips_ms and not self.lost)
+
     def row(self) -> Row:
         """Numbers of the interval; starts the next one."""
-        trips, lost, absent = self.round_trips_ms, self.lost, self.absent
+        trips, lost, is_absent = self.round_trips_ms, self.lost, self.is_absent
         self.round_trips_ms, self.lost, self.absent = [], 0, 0
-        if not trips and not lost and absent:
+        if is_absent:
             return {"sent_count": 0.0, "lost_count": 0.0}
         return {
             "rtt_ms": statistics.median(trips) if trips else NAN,
@@ -160,6 +165,7 @@ class MeshSource(Source):
         with self._lock:
             left, self._left = self._left, []
             peers = {**{peer.name: peer for peer in left}, **self._peers}
+            self.context.facts.agents_gone = frozenset(name for name, peer in peers.items() if peer.is_absent)
             rows = {name: peer.row() for name, peer in sorted(peers.items())}
             offsets = [value for peer in peers.values() for value in peer.offsets_ms]
             for peer in peers.values():
@@ -271,8 +277,12 @@ class MeshSource(Source):
             self._changed = False
             chosen = {name: self._wanted[name] for name in self._names()}
             self._period_s = 1.0 / probes_per_peer_s(
-                self.settings.probes_per_s, len(chosen), len(self._wanted) > self.settings.max_peers
+                self.settings.probes_per_s,
+                len(chosen),
+                len(self._wanted) > self.settings.max_peers,
+                self.context.facts.rdma_pings,
             )
+            self.context.facts.probed = tuple(chosen)
             gone = [peer for name, peer in self._peers.items() if chosen.get(name) != peer.address]
             self._left = [*self._left, *(peer for peer in gone if peer.round_trips_ms or peer.lost)][-LEFT_LIMIT:]
             for peer in gone:

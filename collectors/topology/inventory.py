@@ -16,7 +16,7 @@ from collectors.topology.hostlist import HostlistError, expand_hosts, matches
 
 KEY = re.compile(r"[a-z][a-z0-9_]{0,40}")
 MAX_VALUE = 200
-RESERVED = ("rail_address", "probe_address", "origins")
+RESERVED = ("rail_address", "probe_address", "rdma_address", "origins")
 """What only the collector itself can say."""
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 RATE_MAX_PER_S = 19.0
 """Probes per second and node on a large network, whatever the settings say of one peer."""
+RDMA_SHARE_PER_S = 6.0
+"""Of these, pings over RDMA where there are any."""
 COVER_WITHIN_S = 60
 EPOCH_MIN_S, EPOCH_MAX_S = 2, 10
 STABLE = 3
@@ -118,9 +120,10 @@ def epoch_length_s(leaves: int, smallest: int, slots: int) -> int:
     return max(EPOCH_MIN_S, min(EPOCH_MAX_S, COVER_WITHIN_S // (needed + 1)))
 
 
-def probes_per_peer_s(wanted: float, peers: int, large: bool) -> float:
-    """Probes per second and peer; on a large network all together stay below `RATE_MAX_PER_S`."""
-    return min(wanted, RATE_MAX_PER_S / max(1, peers)) if large else wanted
+def probes_per_peer_s(wanted: float, peers: int, large: bool, rdma: bool = False) -> float:
+    """Probes per second and peer; on a large network all together, with pings over RDMA, stay below `RATE_MAX_PER_S`."""
+    most_per_s = RATE_MAX_PER_S - RDMA_SHARE_PER_S * rdma
+    return min(wanted, most_per_s / max(1, peers)) if large else wanted
 
 
 def _by_leaf(ring: list[str], places: Mapping[str, Place]) -> dict[str, list[str]]:

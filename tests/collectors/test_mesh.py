@@ -203,14 +203,14 @@ def test_the_responder_limits_each_source() -> None:
         while (found := echo.receive(server)) is None:
             pass
         assert found[0] == echo.request(b"m" * 16)
-        assert responder._admit(HOST, 1.0)  # a second later there is room again
+        assert responder.admission.admit(HOST, 1.0)  # a second later there is room again
 
 
 def test_memory_of_sources_is_bounded() -> None:
     responder = echo.Responder(5.0)
     for n in range(3 * echo.MAX_SOURCES):
-        responder._admit(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 0.0)
-    assert len(responder._buckets) <= echo.MAX_SOURCES
+        responder.admission.admit(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 0.0)
+    assert len(responder.admission) <= echo.MAX_SOURCES
 
 
 def test_whom_to_probe_on_a_large_network() -> None:

@@ -113,7 +113,7 @@ def test_probes_limits_tolerations_and_the_label_that_leaves_a_node_alone() -> N
     assert {"key": OPT_OUT_LABEL, "operator": "NotIn", "values": ["off"]} in term["matchExpressions"]
 
 
-@pytest.mark.parametrize("name", ["nvidia.yaml", "kernel-log.yaml"])
+@pytest.mark.parametrize("name", ["nvidia.yaml", "kernel-log.yaml", "rdma.yaml"])
 def test_patches_are_of_this_daemonset(name: str) -> None:
     [patch] = yaml.safe_load_all((K8S / name).read_text(encoding="utf-8"))
     assert patch["metadata"] == {"name": "collector", "namespace": OBJECTS["DaemonSet"]["metadata"]["namespace"]}
