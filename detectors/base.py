@@ -137,6 +137,13 @@ class Detector(ABC):
     def restore(self, payload: bytes) -> None:
         """Take over a snapshot written by the same name and version."""
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """What warms up, by part (a family, ``jobs``, ``pairs``): how many of how many that it follows are judged already.
+
+        Parts are few and their names do not grow with the cluster. Empty for a detector that judges from the first value on.
+        """
+        return {}
+
     def warm(self, history: Iterable[Frame]) -> None:
         """Learn from past frames without speaking."""
         for frame in history:

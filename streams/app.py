@@ -81,7 +81,7 @@ STOP_LIMIT_S = 2.8
 """Libraries that wait for a broker which is gone are not waited for: a worker may be killed at any time without loss."""
 
 
-OF_A_LEADER: tuple[MetricName, ...] = ("tw_tick_age_seconds", "tw_lag_records", "tw_keep_every")
+OF_A_LEADER: tuple[MetricName, ...] = ("tw_tick_age_seconds", "tw_lag_records", "tw_keep_every", "tw_judged_ratio")
 """Gauges that only who leads can know."""
 
 

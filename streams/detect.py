@@ -13,6 +13,7 @@ from detectors.base import Detector, Frame, registry
 from streams.align import Aligner, AlignSettings
 from streams.matrices import pack, unpack
 from streams.shedding import patient, thinned
+from streams.warming import Warming
 from trainwarden.config import Config
 from trainwarden.policy import Family, Policy
 from trainwarden.records import Reach, Verdict, encode, stable_id
@@ -66,6 +67,7 @@ class Pipeline:
         self._policy: Policy = config.policy
         self._found = detectors or registry()
         self._metrics = metrics or Metrics("pipeline")
+        self._warming = Warming(self._metrics)
         self.disabled: dict[str, str] = {}
         self.reset()
 
@@ -98,6 +100,7 @@ class Pipeline:
         verdicts = [
             verdict for name in asked for verdict in self._ask(name, thin if patient(self.detectors[name]) else frame)
         ]
+        self._warming.look(frame.now_ns, {name: d for name, d in self.detectors.items() if name not in self.disabled})
         self._metrics.observe_ms("tw_frame_ms", (perf_counter() - started_s) * 1000)
         return verdicts
 

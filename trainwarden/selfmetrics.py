@@ -59,6 +59,7 @@ MetricName = Literal[
     "tw_lag_records",  # records on the broker that are in no frame yet, by topic
     "tw_store_behind_seconds",  # how long ago the store writer last had everything that was on the broker
     "tw_snapshot_bytes",  # size of a worker's state before it is packed
+    "tw_judged_ratio",  # share of what a detector follows that it judges; the rest warms up; by detector and part (a family, jobs, pairs)
     # sums with count: <name>_sum and <name>_count ------------------------------------------------------------------------
     "tw_frame_ms",  # time to run all detectors over a frame
     "tw_detector_ms",  # time of one detector per frame, by detector

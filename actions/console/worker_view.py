@@ -12,7 +12,11 @@ from trainwarden.selfmetrics import quantile_ms
 
 _LINE = re.compile(r"(tw_\w+)\{([^}]*)\} (\S+)")
 _LE = re.compile(r'le="([^"]+)"')
+_JUDGED = re.compile(r'detector="([^"]+)".*part="([^"]+)"')
 LATE_SHARE = 0.95
+WARM_SHARE = 0.9
+"""A detector that judges this much of what it follows counts as warm: new ranks, pairs and series come all the time."""
+MOST_NAMED = 4
 WORST = frozenset({"tw_tick_age_seconds", "tw_keep_every"})
 """A worker of several that share the work says these once for each of its units: the worst counts."""
 
@@ -46,7 +50,7 @@ def look_at_worker(listen: str, late_s: float, timeout_s: float = 0.5) -> Part:
 
 
 def part_of(page: str, late_s: float) -> Part:
-    """The part that a metrics page describes.
+    """The part that a metrics page describes; detectors that are warming up are named, the coldest first.
 
     Examples
     --------
@@ -57,10 +61,13 @@ def part_of(page: str, late_s: float) -> Part:
     """
     sums: dict[str, float] = defaultdict(float)
     buckets: dict[float, float] = {}
+    cold: dict[tuple[str, str], float] = {}
     for name, labels, value in _LINE.findall(page):
         sums[name] = max(sums[name], float(value)) if name in WORST else sums[name] + float(value)
         if name == "tw_tick_delay_ms_bucket" and (limit := _LE.search(labels)):
             buckets[math.inf if limit[1] == "+Inf" else float(limit[1])] = float(value)
+        if name == "tw_judged_ratio" and float(value) < WARM_SHARE and (whose := _JUDGED.search(labels)):
+            cold[whose[1], whose[2]] = min(float(value), cold.get((whose[1], whose[2]), 1.0))
     if "tw_tick_age_seconds" not in sums:
         return Part("worker", True, "stands by, or has seen no tick yet")
     age_s = sums["tw_tick_age_seconds"]
@@ -75,4 +82,19 @@ def part_of(page: str, late_s: float) -> Part:
         words.append(f"sheds: levels and trends see one second in {keep:.0f}")
     if broken := sums["tw_detector_errors_total"]:
         words.append(f"{broken:.0f} detector errors")
+    if cold:
+        words.append(f"warming up: {_named(cold)}")
     return Part("worker", age_s <= late_s, ", ".join(words), "is late")
+
+
+def _named(cold: dict[tuple[str, str], float]) -> str:
+    """Who warms up at what, the coldest first.
+
+    Examples
+    --------
+    >>> _named({("dynamic_threshold", "gpu"): 0.25, ("straggler", "jobs"): 0.0})
+    'straggler (jobs 0%), dynamic_threshold (gpu 25%)'
+    """
+    ordered = sorted(cold.items(), key=lambda item: (item[1], item[0]))
+    told = [f"{detector} ({part} {share:.0%})" for (detector, part), share in ordered[:MOST_NAMED]]
+    return ", ".join(told) + (f" and {len(ordered) - MOST_NAMED} more" if len(ordered) > MOST_NAMED else "")

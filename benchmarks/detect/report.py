@@ -17,6 +17,8 @@ from benchmarks.detect.summary import LOOSE, STRICT, Row, SetSummary, Versus, Wh
 PAGE = Path(__file__).parents[2] / "docs" / "benchmark-detectors.md"
 PLANS = Path(__file__).with_name("plans.md")
 """Written by `benchmarks.plans`, which is no part of a run of this."""
+CHOICES = Path(__file__).with_name("choices.md")
+"""What became of the methods; by hand, to be looked at anew when the tables change."""
 TITLES = {"smd": "SMD (server machines)", "asd": "ASD (application servers)", "nab": "NAB (single metrics)"}
 COLUMNS = (
     "method",
@@ -139,6 +141,7 @@ def write_page(page: Path, results: Path, root: Path = data.DATA) -> None:
         *methods_part(wholes),
         *published_part(results, root),
         *checks_part(wholes),
+        CHOICES.read_text(encoding="utf-8"),
         PLANS.read_text(encoding="utf-8"),
     ]
     page.parent.mkdir(parents=True, exist_ok=True)

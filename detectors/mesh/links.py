@@ -182,6 +182,11 @@ class MeshLinkDetector(Detector):
         )
         return Example(frames, "link_slow", node_entity(3))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Pairs of nodes whose usual round trip is known."""
+        known = self._state.pairs.known
+        return {"pairs": (int((known >= self.settings.warm_ticks).sum()), len(known))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
-from detectors.series.laws import BASES, Finding, counts, done_of_way, risk_per_test, trends
+from detectors.series.laws import BASES, Finding, counts, done_of_way, knows_usual, risk_per_test, trends
 from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel, Places
 from detectors.series.reliability import Signs, probability
 from detectors.series.scenes import Fleet, Precursor
@@ -91,6 +91,16 @@ class Foretell(Detector):
                 self._take(tick, tick.families[name])
             verdicts += self._evaluate_some(tick, frame.topology)
         return verdicts
+
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Levels whose usual moves are known over the shortest window; counts are tested against whatever past they have."""
+        levels = [panel for panel in self._state.panels.values() if not panel.row.is_count and len(panel.entities)]
+        return {
+            "levels": (
+                sum(int(knows_usual(panel).sum()) for panel in levels),
+                sum(len(panel.entities) for panel in levels),
+            )
+        }
 
     def snapshot(self) -> bytes:
         packed = {key: panel.packed() for key, panel in self._state.panels.items()}

@@ -214,12 +214,18 @@ def _shared(values: F64, groups: Sequence[NDArray[np.int64]], rows: NDArray[np.i
     return shared
 
 
+def knows_usual(panel: Panel, number: int = 0) -> NDArray[np.bool_]:
+    """Which rows of a level have moved in health, or their like have, for long enough over this window to judge a move by."""
+    pooled = panel.pooled_seen[number] >= _POOLED_NEEDED and np.isfinite(panel.pooled[number])
+    return np.asarray((panel.seen[:, number] >= _SEEN_NEEDED) | pooled)
+
+
 def _usual(panel: Panel, number: int) -> F64:
     """Standard deviation of a healthy move over the window; NaN while too little is known."""
     usual, seen = panel.usual[:, number], panel.seen[:, number]
     pooled = panel.pooled[number] if panel.pooled_seen[number] >= _POOLED_NEEDED else np.nan
     own = np.where(seen >= _SEEN_NEEDED, usual, 0.0)
-    known = (seen >= _SEEN_NEEDED) | np.isfinite(pooled)
+    known = knows_usual(panel, number)
     scale = np.maximum(own, np.nan_to_num(pooled)) * _TAIL_MARGIN
     return np.asarray(np.where(known, np.maximum(scale, panel.row.floor / 4.0), np.nan))
 
@@ -243,7 +249,8 @@ def _distance(panel: Panel, level: F64, groups: Sequence[NDArray[np.int64]], ori
 
 def _busy(panel: Panel) -> NDArray[np.int64]:
     """Rows with events in the last hour that their own past would bring rarely: all others are not worth a closer look."""
-    rows = np.flatnonzero(np.nansum(panel.fine, axis=1) >= 3)
+    some = np.flatnonzero((panel.fine > 0).any(axis=1))  # of most rows nothing was ever counted: they are not summed up
+    rows = some[np.nansum(panel.fine[some], axis=1) >= 3]
     fine, coarse = panel.fine[rows], panel.coarse[rows, : COARSE - FINE // RATIO - 1]
     unlikely = np.zeros(len(rows), dtype=np.bool_)
     for window in BASES[panel.bucket_s].counts:

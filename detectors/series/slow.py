@@ -126,6 +126,11 @@ class SeasonalBand(Detector):
             self._refit()
         return verdicts
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Series (a job's median of a metric) that have a band; three hours of points come before it."""
+        series = self._state.series.values()
+        return {"series": (sum(len(one.expected) > 0 for one in series), len(series))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

@@ -86,6 +86,14 @@ class SeriesResidual(Detector):
             self._refit()
         return verdicts
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Nodes that are judged: those of a fitted pool that were there long enough."""
+        pools, warm = self._state.pools.values(), self.settings.warm_ticks
+        ready = [pool for pool in pools if pool.sized >= _SIZED_NEEDED and pool.tick >= 2 * warm]
+        return {
+            "nodes": (sum(int((pool.seen >= warm).sum()) for pool in ready), sum(len(pool.nodes) for pool in pools))
+        }
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

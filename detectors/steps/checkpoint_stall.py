@@ -119,6 +119,11 @@ class CheckpointStallDetector(Detector):
         frames = changed_rows(SyntheticCluster(seed=1, save_every=60).frames(60), change)
         return Example(frames, "checkpoint_stall", Entity(EntityKind.JOB, JOB))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Jobs whose usual save is known, of those that ever saved."""
+        saving = [job for job in self._state.jobs.values() if job.saves_ms]
+        return {"jobs": (sum(len(job.usual_ms) >= self.settings.least_saves for job in saving), len(saving))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

@@ -141,6 +141,11 @@ class CorruptionDetector(Detector):
         frames = SyntheticCluster(seed=1).frames(20, lambda second: Scene(not_finite={1}) if second >= 10 else None)
         return Example(frames, "non_finite", node_entity(1))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Jobs whose ranks' gradient norms are compared, of those that tell them; numbers and checksums are judged from the first step."""
+        telling = [job for job in self._state.jobs.values() if job.says_local and job.world >= 3]
+        return {"jobs": (sum(job.sizes.steps >= self.settings.norm_warm_steps for job in telling), len(telling))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

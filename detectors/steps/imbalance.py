@@ -127,6 +127,11 @@ class ImbalanceDetector(Detector):
         slower = {rank: 35.0 for rank in range(4, 8)}
         return Example(parallel_frames(60, {"dp": "4", "pp": "2"}, slower), "imbalance", Entity(EntityKind.JOB, JOB))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Jobs of which enough steps were looked at."""
+        jobs = self._state.jobs.values()
+        return {"jobs": (sum(len(job.local) >= self.settings.window_steps for job in jobs), len(jobs))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

@@ -122,6 +122,12 @@ class LossSpikeDetector(Detector):
         frames = changed_rows(SyntheticCluster(seed=1).frames(60), change)
         return Example(frames, "loss_spike", Entity(EntityKind.JOB, JOB))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Jobs whose loss is judged: their attempt is old enough."""
+        jobs, least = self._state.jobs.values(), self.settings.window_steps // 2
+        judged = sum(job.seen > self.settings.warm_steps and len(job.history) >= least for job in jobs)
+        return {"jobs": (judged, len(jobs))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

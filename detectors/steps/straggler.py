@@ -166,6 +166,11 @@ class StragglerDetector(Detector):
         )
         return Example(frames, "compute_slow", node_entity(2))
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Jobs whose usual blocks are known."""
+        jobs = self._state.jobs.values()
+        return {"jobs": (sum(job.usual.blocks >= self.settings.warm_blocks for job in jobs), len(jobs))}
+
     def snapshot(self) -> bytes:
         return encode_state(self._state)
 

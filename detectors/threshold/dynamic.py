@@ -129,8 +129,12 @@ class ThresholdDetector(Detector):
         self._excerpts, self._fellows = state.excerpts, Fellows(state.fellows)
 
     def coverage(self) -> dict[str, tuple[int, int]]:
-        """Per family: series that have a line, and series in all; the rest are warming up or never reported."""
-        return {name: (int(table.lines.warm().sum()), table.lines.warm().size) for name, table in self._tables.items()}
+        """Per family: series that have a line, of those that ever reported."""
+        seen = {name: table.lines.state.places.seen for name, table in self._tables.items()}
+        return {
+            name: (int((times >= self.settings.warm_ticks).sum()), int((times > 0).sum()))
+            for name, times in seen.items()
+        }
 
     def _line_settings(self) -> LineSettings:
         s = self.settings

@@ -32,6 +32,13 @@ def test_a_page_becomes_one_sentence() -> None:
     )
 
 
+def test_who_warms_up_is_named() -> None:
+    made = metrics(1.0)
+    made.set("tw_judged_ratio", 0.12, detector="dynamic_threshold", part="gpu")
+    made.set("tw_judged_ratio", 0.97, detector="mesh_links", part="pairs")
+    assert part_of(made.page(), 15.0).detail.endswith("warming up: dynamic_threshold (gpu 12%)")
+
+
 def test_a_late_worker_and_one_that_stands_by_are_told_apart() -> None:
     late = part_of(metrics(40.0).page(), 15.0)
     assert (late.ok, late.trouble) == (False, "is late")
