@@ -53,7 +53,8 @@ class Grid:
     Closing rule: a cell closes when every node waited for is in or is known to have made no tick for it (a collector that slept
     through it: the numbers of its ticks go on without a hole), or when event time is `lateness_ms` past it and each missing node
     either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being fetched is not
-    silence).
+    silence). Where nobody at all was heard for longer than that (the broker was away), nobody is silent before as much time again, ten
+    seconds at most, has passed since the first came back: each collector tries again by its own clock.
     """
 
     interval_ms: int
@@ -65,6 +66,8 @@ class Grid:
     _event_ns: int = 0
     _event_arrived_ns: int = 0
     _newest_ns: int = 0
+    _resumed_ns: int = 0
+    _patience_ns: int = 0
     _forgotten: set[str] = field(default_factory=set)
     just_closed: dict[int, dict[str, Tick]] = field(default_factory=dict)
     """The ticks of the cells that were closed last, by time of the cell and node."""
@@ -88,7 +91,7 @@ class Grid:
         node.last_cell, node.arrived_at_ns, node.absent_cells = max(node.last_cell, cell), now_ns, 0
         node.skewed = correction_ns != 0
         self._forgotten.discard(tick.node)
-        self._newest_ns = now_ns
+        self._note_pause(now_ns)
         self._advance(event_ns, now_ns)
         if self._next is not None and cell < self._next:
             return False
@@ -133,6 +136,7 @@ class Grid:
             "words": {name: [n.boot, n.seq, n.since_cell, n.told_cell] for name, n in self._nodes.items() if n.boot},
             "next": self._next,
             "event": [self._event_ns, self._event_arrived_ns, self._newest_ns],
+            "resumed": [self._resumed_ns, self._patience_ns],
             "forgotten": sorted(self._forgotten),
         }
 
@@ -143,12 +147,28 @@ class Grid:
         self._nodes = {name: _Node(*values, *words.get(name, ())) for name, values in state["nodes"].items()}
         self._next = state["next"]
         self._event_ns, self._event_arrived_ns, self._newest_ns = state["event"]
+        self._resumed_ns, self._patience_ns = state.get("resumed", (0, 0))  # an older worker followed no pauses
         self._forgotten = set(state["forgotten"])
 
     def _advance(self, event_ns: int, now_ns: int) -> None:
         # event time never lies before the newest tick: most ticks of a cell are seen to change nothing without asking how far it has moved
         if event_ns > self._event_ns and event_ns > self._event_at(now_ns):
             self._event_ns, self._event_arrived_ns = event_ns, now_ns
+
+    def _note_pause(self, now_ns: int) -> None:
+        pause_ns = now_ns - self._newest_ns if self._newest_ns else 0
+        lateness_ns = self.lateness_ms * NS_PER_MS
+        if pause_ns > lateness_ns:
+            self._resumed_ns, self._patience_ns = now_ns, min(pause_ns, STALL_NS)
+            for node in self._nodes.values():
+                if self._newest_ns - node.arrived_at_ns < lateness_ns:
+                    node.absent_cells = 0  # what was closed meanwhile was closed without everybody
+        self._newest_ns = now_ns
+
+    def _is_silent(self, node: _Node, now_ns: int) -> bool:
+        if node.arrived_at_ns < self._resumed_ns:
+            return now_ns - self._resumed_ns >= self._patience_ns
+        return now_ns - node.arrived_at_ns >= self.lateness_ms * NS_PER_MS
 
     def _event_at(self, now_ns: int) -> int:
         """Event time: the newest tick, moved on with arrival time."""
@@ -173,9 +193,8 @@ class Grid:
         ]
         if members and not missing:
             return cell
-        lateness_ns = self.lateness_ms * NS_PER_MS
-        over = self._event_at(now_ns) >= cell * self.interval_ns + lateness_ns
-        silent = all(node.last_cell > cell or now_ns - node.arrived_at_ns >= lateness_ns for node in missing)
+        over = self._event_at(now_ns) >= cell * self.interval_ns + self.lateness_ms * NS_PER_MS
+        silent = all(node.last_cell > cell or self._is_silent(node, now_ns) for node in missing)
         return cell if over and silent else None
 
     def _first_open(self) -> int | None:

@@ -177,6 +177,58 @@ def test_everybody_silent_is_not_closed_until_the_stall_is_over() -> None:
     assert not bench.closed[-1].present.any()
 
 
+def nobody_is_heard_until(second: int, bench: Bench) -> None:
+    """Three nodes for five seconds, then only the clock; the first two come back with what they kept."""
+    for earlier in range(5):
+        for node in ("n0", "n1", "n2"):
+            bench.add("tw.ticks", tick(node, earlier))
+        bench.cut(earlier + 0.1)
+    for half in range(10, 2 * second):
+        bench.cut(half / 2 + 0.1)
+    for node in ("n0", "n1"):
+        for kept in range(5, second + 1):
+            bench.add("tw.ticks", tick(node, kept))
+
+
+@pytest.mark.parametrize(("pause_s", "later_s"), [(6, 4), (30, 8)])
+def test_after_a_pause_of_the_broker_each_node_has_time_to_come_back(pause_s: int, later_s: int) -> None:
+    bench, back = Bench(), 5 + pause_s
+    nobody_is_heard_until(back, bench)
+    for second in range(back, back + later_s):
+        if second > back:
+            for node in ("n0", "n1"):
+                bench.add("tw.ticks", tick(node, second))
+        bench.cut(second + 0.1)
+    for kept in range(5, back + later_s):
+        bench.add("tw.ticks", tick("n2", kept))
+    bench.cut(back + later_s)
+    after = [t for t in bench.closed if t.present.any()]
+    assert [t.present.tolist() for t in after] == [[True] * 3] * len(after), "n2 was not called silent"
+    assert after[-1].at_ns == START_NS + (back + later_s - 1) * NS_PER_S
+    if pause_s < 10:
+        assert [t.at_ns for t in after] == [START_NS + s * NS_PER_S for s in range(back + later_s) if s != 5], (
+            "the rest came in time"
+        )
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_who_does_not_come_back_after_a_pause_is_silent_after_as_much_time_again(taken_over: bool) -> None:
+    bench, back = Bench(), 11
+    nobody_is_heard_until(back, bench)
+    bench.cut(back + 0.1)
+    if taken_over:
+        state, bench.aligner = bench.aligner.snapshot(), Aligner(AlignSettings(), bench.metrics)
+        bench.aligner.restore(state)
+    for second in range(back + 1, back + 9):
+        for node in ("n0", "n1"):
+            bench.add("tw.ticks", tick(node, second))
+        bench.cut(second + 0.1)
+        if second < back + 7:
+            assert bench.seconds()[-1] == 5, f"n2 is waited for at {second}"
+    assert bench.seconds() == list(range(back + 9))
+    assert bench.closed[-1].present.tolist() == [True, True, False]
+
+
 def test_late_ticks_are_counted_and_change_nothing() -> None:
     bench = Bench()
     for second in range(8):
