@@ -48,12 +48,17 @@ class Process:
     def messages(self) -> list[bytes]:
         """What has arrived; sets `ended` when the child is gone."""
         found: list[bytes] = []
+        was_reset = False
         while True:
             try:
                 size = self._socket.recv_into(self._buffer)
             except BlockingIOError:
                 return found
             except ConnectionError:
+                # it went with messages of ours unread: that is said once, before what it said itself
+                if not was_reset:
+                    was_reset = True
+                    continue
                 size = 0
             if not size:
                 self.ended = True

@@ -114,9 +114,7 @@ class RdmaMeshSource(Source):
 
     def hear(self, node: str, text: str) -> None:
         """What a node announces as ``rdma_address``; empty: nothing. Called by another thread."""
-        if node == self.context.node or (not self._ports and not text):
-            return
-        ports = announced(text)
+        ports = announced(text) if self._ports and node != self.context.node else {}
         if ports == self._known.get(node, {}):
             return
         self._news += 1
@@ -249,7 +247,7 @@ class RdmaMeshSource(Source):
             self._orders, self._ordered = orders, what
 
     def _period_s(self, peers: int) -> float:
-        return max(1.0 / self.settings.probes_per_s, peers / RDMA_SHARE_PER_S)
+        return float(max(1.0 / self.settings.probes_per_s, peers / RDMA_SHARE_PER_S))
 
     # --- what it says -------------------------------------------------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ class RdmaMeshSource(Source):
 
 def active_ports(source: RdmaMeshSource) -> dict[str, Found]:
     """Ports of the node whose link is up and that the settings name, by name; `PORTS_MAX` at most."""
-    files, found = source.context.files, {}
+    files, found = source.context.files, dict[str, Found]()
     for device in files.names(CLASS):
         if not any(fnmatch.fnmatchcase(device, pattern) for pattern in source.settings.devices.split()):
             continue
@@ -280,18 +278,20 @@ def active_ports(source: RdmaMeshSource) -> dict[str, Found]:
             port = f"{CLASS}/{device}/ports/{number}"
             layer = ETHERNET if files.text(f"{port}/link_layer") == "Ethernet" else INFINIBAND
             if number.isdecimal() and files.text(f"{port}/state").startswith("4") and len(found) < PORTS_MAX:
-                chosen = source.settings.gid_index
-                index = (
-                    chosen if chosen >= 0 else gid_index(layer, gid_table(source, port) if layer == ETHERNET else ())
-                )
-                found[f"{device}/{number}"] = Found(f"{device}/{number}", layer, index)
+                found[f"{device}/{number}"] = Found(f"{device}/{number}", layer, gid_of(source, port, layer))
             files.forget(port)
     return found
 
 
+def gid_of(source: RdmaMeshSource, port: str, layer: str) -> int:
+    """Place of the GID that the port is to speak from."""
+    chosen = int(source.settings.gid_index)
+    return chosen if chosen >= 0 else gid_index(layer, gid_table(source, port) if layer == ETHERNET else ())
+
+
 def gid_table(source: RdmaMeshSource, port: str) -> list[GidEntry]:
     """The port's GIDs with their kinds; most places of the table are empty, and reading those is an error."""
-    files, table = source.context.files, []
+    files, table = source.context.files, list[GidEntry]()
     for index in sorted(int(name) for name in files.names(f"{port}/gid_attrs/types") if name.isdecimal())[:GIDS_MAX]:
         if kind := files.text(f"{port}/gid_attrs/types/{index}"):
             table.append(GidEntry(index, files.text(f"{port}/gids/{index}"), kind))

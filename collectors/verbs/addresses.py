@@ -93,7 +93,7 @@ def opposite(own: Mapping[str, str], theirs: Mapping[str, Address]) -> dict[str,
 class GidEntry(NamedTuple):
     """A line of a port's GID table in /sys."""
 
-    index: int
+    place: int
     gid: str
     kind: str
 
@@ -110,8 +110,8 @@ def gid_index(layer: str, table: Sequence[GidEntry]) -> int:
     if layer != ETHERNET:
         return 0
     second = [entry for entry in table if entry.kind == "RoCE v2" and entry.gid.strip("0:")]
-    best = sorted(second, key=lambda e: (not _MAPPED.match(e.gid), e.gid.startswith(_LINK_LOCAL), e.index))
-    return best[0].index if best else 0
+    best = sorted(second, key=lambda e: (not _MAPPED.match(e.gid), e.gid.startswith(_LINK_LOCAL), e.place))
+    return best[0].place if best else 0
 
 
 def sender_of(header: bytes, slid: int, has_header: bool) -> str:

@@ -27,6 +27,7 @@ from collectors.verbs.probing import Pings
 from collectors.verbs.rail import Rail
 
 EVERY_S = 1.0
+PARTING_S = 2.0
 MESSAGE_BYTES = 1 << 18
 
 
@@ -94,6 +95,15 @@ def _sent(channel: socket.socket, message: bytes) -> bool:
     return True
 
 
+def part(rails: Sequence[Rail]) -> None:
+    """Let the ports be closed in order, for a while; the kernel closes those that hang."""
+    end_s = time.monotonic() + PARTING_S
+    for rail in rails:
+        rail.end()
+    for rail in rails:
+        rail.join(max(0.0, end_s - time.monotonic()))
+
+
 def main(argument: str) -> int:
     """Serve; the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,6 +121,7 @@ def main(argument: str) -> int:
     for rail in rails:
         rail.start()
     serve(channel, rails)
+    part(rails)
     return 0
 
 

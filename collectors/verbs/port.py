@@ -116,9 +116,10 @@ class Port:
             if completion.status != abi.WC_SUCCESS:
                 raise failure(f"receiving ended with status {completion.status}", errno.EIO)
             at = slot * SLOT_BYTES
-            header, end = self._room[at : at + abi.GRH_BYTES], at + min(int(completion.byte_len), SLOT_BYTES)
+            came = ctypes.string_at(ctypes.addressof(self._room) + at, min(int(completion.byte_len), SLOT_BYTES))
+            header, payload = came[: abi.GRH_BYTES], came[abi.GRH_BYTES :]
             sender = sender_of(header, int(completion.slid), bool(completion.wc_flags & abi.WC_GRH))
-            found.append(Arrival(self._room[at + abi.GRH_BYTES : end], sender, slot, completion))
+            found.append(Arrival(payload, sender, slot, completion))
         return found
 
     def release(self, arrival: Arrival) -> None:

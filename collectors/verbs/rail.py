@@ -39,6 +39,8 @@ class Rail(threading.Thread):
         self._retry_s = 0.0
         self._look_s = 0.0
         self._ask_s = 0.0
+        self._ending = False
+        self._waker, self._wake = os.pipe2(os.O_CLOEXEC)
 
     @property
     def state(self) -> str:
@@ -46,23 +48,31 @@ class Rail(threading.Thread):
         busy_ns = self._busy_since_ns
         return "hung" if busy_ns and time.monotonic_ns() - busy_ns > HUNG_NS else self._problem
 
+    def end(self) -> None:
+        """Close the port and end, when what runs has come back. To be called once."""
+        self._ending = True
+        os.write(self._wake, b"x")
+
     def run(self) -> None:
-        while True:
+        while not self._ending:
             self._wait()
             self._guarded(self._work)
+        self._guarded(self._close)
 
     def _wait(self) -> None:
         """Until something comes, or it is our turn."""
-        now_s = time.monotonic()
-        if self._port is None:
-            time.sleep(min(max(0.0, self._retry_s - now_s), 1.0))
-            return
+        now_s, until_s = time.monotonic(), self._retry_s
         poll = select.poll()
-        poll.register(self._port.fd, select.POLLIN)
-        poll.poll(max(0.0, self._ask_s - now_s) * 1000 + 1)
+        poll.register(self._waker, select.POLLIN)
+        if self._port is not None:
+            poll.register(self._port.fd, select.POLLIN)
+            until_s = self._ask_s
+        poll.poll(max(0.0, until_s - now_s) * 1000 + 1)
 
     def _work(self) -> None:
         now_s = time.monotonic()
+        if self._ending:
+            return
         if self._port is None:
             if now_s >= self._retry_s:
                 self._open(now_s)
@@ -106,6 +116,9 @@ class Rail(threading.Thread):
             sys.stderr.write(f"trainwarden rdma helper: {self.wanted.name}: {error.strerror or os.strerror(number)}\n")
         self.address, self._problem = None, problem
         self._retry_s = time.monotonic() + RETRY_S
+        self._close()
+
+    def _close(self) -> None:
         port, self._port = self._port, None
         if port is not None:
             port.close()

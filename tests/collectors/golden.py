@@ -21,7 +21,7 @@ from unittest.mock import patch
 from collectors import devices, patterns
 from collectors.agent import build_sources, source_tables
 from collectors.asking import Question
-from collectors.base import Context, Facts, Sample, Source
+from collectors.base import Context, Facts, Sample, Source, registry
 from collectors.files import Files
 from collectors.ranks import RankBoard
 from collectors.runner import take
@@ -115,7 +115,7 @@ def snapshot(path: str) -> Lay:
 
     def lay(root: Path) -> None:
         names = []
-        for name, content in json.loads((FIXTURES / path).read_text(encoding="utf-8")).items():
+        for name, content in json.loads(_snapshot(path)).items():
             _write(
                 root,
                 re.sub(r"^/sys/class/pci_bus/[^/]+/device/(?:.*/)?(?=[^/]+/[^/]+$)", "/sys/bus/pci/devices/", name),
@@ -135,6 +135,26 @@ def snapshot(path: str) -> Lay:
             _write(
                 root, "proc/net/dev", "Inter-|   Receive\n" + "".join(f"{n}:" + " 0" * 16 + "\n" for n in interfaces)
             )
+
+    return lay
+
+
+def _snapshot(path: str) -> bytes:
+    """A file, or one of an archive: ``folder/archive.tar.gz/name``."""
+    archive, inside, name = path.partition(".tar.gz/")
+    if not inside:
+        return (FIXTURES / path).read_bytes()
+    with tarfile.open(FIXTURES / f"{archive}.tar.gz") as opened:
+        member = opened.extractfile(name)
+        assert member is not None
+        return member.read()
+
+
+def plain(name: str) -> Lay:
+    """The tree tests/fixtures/<name>, as it lies there."""
+
+    def lay(root: Path) -> None:
+        shutil.copytree(FIXTURES / name, root, symlinks=True, dirs_exist_ok=True)
 
     return lay
 
@@ -187,12 +207,8 @@ class Seen:
     outlet: Kept
 
 
-def look(capture: Capture, directory: Path) -> Seen:
-    """Lay out the capture and look at it, with all sources as an agent has them."""
-    root, own = directory / "root", directory / "own"
-    own.mkdir()
-    root.mkdir()
-    capture.lay(root)
+def look(capture: Capture, root: Path, own: Path) -> Seen:
+    """Look at a capture that is laid out at `root`, with all sources as an agent has them."""
     clock, outlet = SimulatedClock(capture.start_s * NS_PER_S), Kept()
     context = Context(NODE, clock, Files(root, clock), RankBoard(), outlet, Metrics("golden"), own, own, Facts())
     config = Config()
@@ -200,37 +216,65 @@ def look(capture: Capture, directory: Path) -> Seen:
         config, collector=replace(config.collector, root=root, sources={k: dict(v) for k, v in capture.tables.items()})
     )
     sources = build_sources(source_tables(config, NODE, own / "hook.sock"), context)
-    samples: dict[str, Sample] = {}
-    _be_patient(sources)
-    with patch.object(
-        devices, "AHEAD_NS", 0
-    ):  # ticks follow one another at once here: what was read ahead would be of the one before
-        for seconds in STEPS_S:
-            for _ in ("asked", "taken"):
-                _all(sources, clock)
-            raise_counters(root, capture, seconds)
-            clock.advance_ns(seconds * NS_PER_S)
-            samples = _all(sources, clock)
+    be_patient(sources)
+    with at_once():
+        _all(sources, clock)
+        pass_time(capture, root, sources, clock)
+        samples = _all(sources, clock)
     for source in sources:
         source.close()
     return Seen(sources, samples, context, outlet)
 
 
-def _be_patient(sources: list[Source]) -> None:
+def at_once() -> Any:
+    """Ticks follow one another at once here: nothing is read ahead, which would be of the one before."""
+    return patch.object(devices, "AHEAD_NS", 0)
+
+
+def be_patient(sources: list[Source]) -> list[Source]:
     """Nothing hangs here: on a busy machine devices are waited for."""
     for source in sources:
         for value in vars(source).values():
             if isinstance(value, devices.Devices):
                 value._wait_s = PATIENCE_S
+    return sources
+
+
+def pass_time(capture: Capture, root: Path, sources: list[Source], clock: SimulatedClock) -> None:
+    """From the first look to the last one: counters rise, and whatever asks in a thread of its own has asked and been answered."""
+    _settle(sources)
+    for number, seconds in enumerate(STEPS_S):
+        for _ in range(2 if number else 1):
+            _all(sources, clock)
+        raise_counters(root, capture, seconds)
+        clock.advance_ns(seconds * NS_PER_S)
+        if number < len(STEPS_S) - 1:
+            _all(sources, clock)
+
+
+class Passing(SimulatedClock):
+    """A clock on which all of that happens while somebody sleeps."""
+
+    def __init__(self, start_ns: int, passing: Callable[[SimulatedClock], None]) -> None:
+        super().__init__(start_ns)
+        self._passing = passing
+
+    def sleep(self, seconds: float) -> None:
+        del seconds
+        self._passing(self)
 
 
 def _all(sources: list[Source], clock: SimulatedClock) -> dict[str, Sample]:
     """A sample of each; whatever asks in a thread of its own has its answer before the next one."""
     samples = {source.name: take(source, clock.now_ns()) for source in sources}
+    _settle(sources)
+    return samples
+
+
+def _settle(sources: list[Source]) -> None:
     for source in sources:
         for question in _questions(source):
             assert question.settle(PATIENCE_S), f"{source.name} was not answered"
-    return samples
 
 
 def _questions(source: Source) -> Iterator[Question[Any]]:
@@ -299,11 +343,40 @@ def told(seen: Seen) -> str:
             for device, values in block.rows():
                 row = dict(zip(units[block.family], values, strict=True))
                 rows.setdefault((block.family, device), {}).update(row)
+    return "\n".join([*_table(rows, units), *_rest(seen)]) + "\n"
+
+
+def told_by_command(output: Mapping[str, Any]) -> str:
+    """The same of what `trainwarden collect --once` printed: it prints no events, and not who said a fact."""
+    units = {f.name: {m.name: m.unit for m in f.metrics} for kind in registry().all().values() for f in kind.families}
+    rows = {
+        (family, device): {name: math.nan if value is None else value for name, value in row.items()}
+        for family, table in output["families"].items()
+        for device, row in table.items()
+    }
+    facts = [f"  {key} = {value}" for key, value in sorted(output["topology"].items())]
+    gaps = [
+        f"  {source}: {reason}" for source, reason in sorted({(gap["source"], gap["reason"]) for gap in output["gaps"]})
+    ]
+    lines = [*_table(rows, units), *["facts"] * bool(facts), *facts, *["gaps"] * bool(gaps), *gaps]
+    return "\n".join(lines) + "\n"
+
+
+def without_events(agreed: str) -> str:
+    """A golden text as the command tells it."""
+    kept, part = [], ""
+    for line in agreed.splitlines():
+        part = part if line.startswith(" ") else line
+        told_line = re.sub(r" \(\w+\)$", "", line) if part == "facts" else line
+        kept += [told_line] * (part != "events")
+    return "\n".join(kept) + "\n"
+
+
+def _table(rows: Mapping[tuple[str, str], Mapping[str, float]], units: Mapping[str, Mapping[str, str]]) -> list[str]:
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (family, device), row in sorted(rows.items()):
         alike.setdefault((family, tuple(_row(family, row, units[family]))), []).append(device)
-    lines = [line for (family, body), devices in alike.items() for line in (*_folded(family, devices), *body)]
-    return "\n".join([*lines, *_rest(seen)]) + "\n"
+    return [line for (family, body), devices in alike.items() for line in (*_folded(family, devices), *body)]
 
 
 def _row(family: str, row: Mapping[str, float], units: Mapping[str, str]) -> Iterator[str]:
@@ -350,6 +423,10 @@ CAPTURES = (
     Capture("h100", tree("gpud-infiniband-h100", "sys-class-infiniband-h100.0", "sys/class/infiniband")),
     *(Capture(f"gcm-{name}", snapshot(f"gcm-health/{name}.json"))
       for name in ("learn_good", "learn_ib_intf_bad_rate", "learn_ib_intf_operstate_down", "learn_stuck_ib_intf", "cache_downlink")),
+    *(Capture(f"gcm-{name}", snapshot(f"gcm-health/snapshots.tar.gz/{name}.json"))
+      for name in ("cache_milan_good", "cache_rome_good", "compute_samsung980pro", "compute_samsung980pro-downgraded",
+                   "learn_ib_intf_bad_version", "learn_ib_misbound_if")),
+    *(Capture(f"tree-{name}", plain(name)) for name in ("node", "h100", "machine", "rdma")),
     Capture("rocm-nic", ionic),
     *(Capture(f"rocm-smi-{name}", copied(f"amd/{name}.json"), {"amd": {"smi": f"file:/{name}.json"}},
               {f"{name}.json": ('"PCIe Replay Count"', '"Accumulated Energy (uJ)"')})

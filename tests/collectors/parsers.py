@@ -26,6 +26,8 @@ from collectors.sources import dcgm, host, process, steps
 from collectors.sources.nic import parse_dev, up_by_flags
 from collectors.topology import apiserver, hostlist, ibnet, kubernetes, launch, lldp, processes, slurm
 from collectors.topology import inventory as table
+from collectors.verbs import addresses
+from collectors.verbs import wire as rdma_wire
 from tests.collectors.kit import Kept
 from trainwarden import records
 from trainwarden.bus.memory import MemoryBus
@@ -167,6 +169,12 @@ TRACEBACK = (
 )
 STEP = b'{"v":1,"t":"step","job":"j","generation":1,"node":"n0","rank":0,"world":4,"pid":7,"step":3,"duration_ms":60.1,"start_ns":1}'
 TICK = records.encode(records.Tick(cluster="c", node="n0", blocks=(records.Block("host", "x", ("host",), bytes(16)),)))
+RDMA_ADDRESS = addresses.Address(bytes.fromhex("fe80000000000000") + bytes(7) + b"\1", 0x1C, 0x24A, 0x7F3A9C01, "ib")
+RDMA_PORTS = addresses.announcement({"mlx5_0/1": RDMA_ADDRESS, "mlx5_1/1": RDMA_ADDRESS}).encode()
+RDMA_REPORT = rdma_wire.report(
+    {"mlx5_0/1": ("", RDMA_ADDRESS), "b/1": ("hung", None)}, {"n1/b/1": [0.1, 0.2, 3, 1]}, {"rate": 2}, 1.5
+)
+RDMA_ORDERS = rdma_wire.orders(1.5, {"mlx5_0/1": [("n1/mlx5_0/1", RDMA_ADDRESS)]})
 PLACE = records.encode(
     records.TopologyEvent(entity="node:n1", attributes={"probe_address": "10.0.0.2:9471", "leaf": "l1"})
 )
@@ -261,6 +269,10 @@ PARSERS: dict[str, Parser] = {
     "place.toml": Parser(of_text(lambda t: table.attributes_of(t, "gpu001", toml=True)), (f"{TOPOLOGY}/nodes.toml",), (ValueError,)),
     "place.labels": Parser(of_text(kubernetes.parse_downward), (f"{TOPOLOGY}/podinfo-labels",)),
     "place.checkpoint": Parser(of_text(kubernetes.parse_checkpoint), (f"{TOPOLOGY}/checkpoint.json",), (ValueError,)),
+    "rdma.ports": Parser(of_text(addresses.announced), (RDMA_PORTS,)),
+    "rdma.sender": Parser(lambda d: addresses.sender_of(d, 1, True), (b"\x60" + bytes(39), bytes(20) + b"\x45" + bytes(19))),
+    "rdma.report": Parser(rdma_wire.report_of, (RDMA_REPORT,), (rdma_wire.WireError,)),
+    "rdma.orders": Parser(rdma_wire.orders_of, (RDMA_ORDERS,), (rdma_wire.WireError,)),
     "wire.hook": Parser(steps.parse, (STEP,), (steps.WireError,)),
     "wire.probe": Parser(echo.parse, (echo.request(bytes(16)), echo.reply(bytes(16), 1, 2))),
     "wire.record": Parser(packed, (TICK,), (TrainwardenError,)),

@@ -8,12 +8,30 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from tests.collectors.golden import CAPTURES, LOGS, Capture, look, told, told_of_log
+from collectors import agent
+from collectors.base import Source
+from tests.collectors.golden import (
+    CAPTURES,
+    LOGS,
+    NODE,
+    Capture,
+    Passing,
+    at_once,
+    be_patient,
+    look,
+    pass_time,
+    told,
+    told_by_command,
+    told_of_log,
+    without_events,
+)
 from tests.collectors.kit import FIXTURES
+from trainwarden.clock import NS_PER_S
 from trainwarden.commands import collect
 
 GOLDEN = FIXTURES / "golden"
@@ -23,7 +41,7 @@ WRITE = os.environ.get("TRAINWARDEN_GOLDEN") == "write"
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: capture.name)
 def test_a_captured_node_is_seen_as_was_agreed(capture: Capture, tmp_path: Path) -> None:
-    agreed(capture.name, told(look(capture, tmp_path)))
+    agreed(capture.name, told(look(capture, laid_out(capture, tmp_path), tmp_path)))
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: Path(log).stem)
@@ -43,21 +61,43 @@ def agreed(name: str, seen: str) -> None:
     assert HEAD + seen == path.read_text(encoding="utf-8"), f"{path}: if the new one is right, write it (see above)"
 
 
-def test_the_command_sees_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`trainwarden collect --once --root`, of the captured states that need no second look."""
-    [capture] = [each for each in CAPTURES if each.name == "procfs"]
-    root = tmp_path / "root"
+@pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: capture.name)
+def test_the_command_prints_what_was_agreed(
+    capture: Capture, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trainwarden collect --once --root TREE` over every captured node, while whose two looks counters rise as between ours."""
+    root = laid_out(capture, tmp_path)
+    config = tmp_path / "trainwarden.toml"
+    tables = "".join(
+        f"[collector.sources.{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for name, table in capture.tables.items()
+    )
+    config.write_text(f'run_dir = "{tmp_path}"\n{tables}', encoding="utf-8")
+    built: list[Source] = []
+    build = agent.build_sources
+
+    def kept(*given: Any) -> list[Source]:
+        built.extend(be_patient(build(*given)))
+        return built
+
+    monkeypatch.setattr(agent, "build_sources", kept)
+    clock = Passing(capture.start_s * NS_PER_S, lambda clock: pass_time(capture, root, built, clock))
+    monkeypatch.setattr(agent, "SystemClock", lambda: clock)
+    command = typer.main.get_command(collect.app)
+    with at_once():
+        command.main(["--config", str(config), "--root", str(root), "--once", "--node", NODE], standalone_mode=False)
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == {"node", "observed_at_ns", "families", "topology", "gaps"}
+    assert (printed["node"], printed["observed_at_ns"]) == (NODE, clock.now_ns())
+    text = (GOLDEN / f"{capture.name}.txt").read_text(encoding="utf-8")
+    assert told_by_command(printed) == without_events(text.removeprefix(HEAD))
+
+
+def laid_out(capture: Capture, directory: Path) -> Path:
+    root = directory / "root"
     root.mkdir()
     capture.lay(root)
-    config = tmp_path / "trainwarden.toml"
-    config.write_text(f'run_dir = "{tmp_path}"\n', encoding="utf-8")
-    command = typer.main.get_command(collect.app)
-    command.main(["--config", str(config), "--root", str(root), "--once", "--node", "n0"], standalone_mode=False)
-    families = json.loads(capsys.readouterr().out)["families"]
-    assert families["nic"]["eth0"]["speed_mbps"] == 1000
-    assert families["rdma"]["mlx5_0/1"]["state"] == 4
-    assert families["host"]["host"]["load1"] == pytest.approx(0.02)
-    assert families["host"]["host"]["mem_available_ratio"] is None
+    return root
 
 
 def test_every_folder_of_captures_says_where_it_is_from() -> None:

@@ -124,7 +124,12 @@ def test_a_child_that_ends_is_told_and_started_again_behind_the_last_entry(tmp_p
     board, source = journal(tmp_path, command=str(program))
     source._turn()  # starts and reads
     waited: list[float] = []
-    source._worker.wait = lambda seconds: bool(waited.append(seconds))  # type: ignore[method-assign]
+
+    def note(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    source._worker.wait = note  # type: ignore[method-assign]
     while not waited:
         source._turn()
     assert [gap.reason for gap in source.sample(0).gaps] == ["child_ended:3"]

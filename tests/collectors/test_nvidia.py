@@ -438,7 +438,7 @@ def test_a_keeper_waits_longer_each_time_and_starts_no_second_child(monkeypatch:
     class Fake:
         pid, ended, gone = 1, False, False
 
-        def __init__(self, options: Any) -> None:
+        def __init__(self, options: Any, child: Path) -> None:
             started.append(clock.monotonic_ns() // NS_PER_S)
             self.ended = self.gone = len(started) < 9
 

@@ -266,7 +266,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     struct sockaddr_un there;
     name_of(wr->wr.ud.remote_qpn, &there);
     if (!device->drops)  /* nobody there: lost, as on a wire */
-        sendto(qp->socket, &packet, offsetof(Packet, payload) + packet.length, MSG_DONTWAIT, (struct sockaddr *)&there, sizeof(there));
+        sendto(qp->socket, &packet, offsetof(Packet, payload) + packet.length, 0, (struct sockaddr *)&there, sizeof(there));
     if (wr->send_flags & IBV_SEND_SIGNALED)
         complete(qp->send_cq, wc);
     return 0;
