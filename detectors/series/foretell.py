@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.base import AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.base import F32, AlignedTick, Detector, FamilyMatrix, Frame, series_evidence
+from detectors.placement import Jobs
 from detectors.series.laws import BASES, Finding, counts, done_of_way, knows_usual, risk_per_test, trends
-from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel, Places
+from detectors.series.panel import FINE, QUICK_S, SLOW_S, Panel, Places, Reading
 from detectors.series.reliability import Signs, probability
 from detectors.series.scenes import Fleet, Precursor
 from detectors.series.watch import Law, Watch, watch_of
@@ -51,6 +52,19 @@ class ForetellSettings:
     calm_buckets: int = option(30, "buckets without it before it is taken back")
 
 
+class _Order:
+    """Rows of a family by name."""
+
+    def __init__(self, told: tuple[tuple[str, str], ...]) -> None:
+        rows = sorted(range(len(told)), key=told.__getitem__)
+        self.told, self.entities = told, [told[row] for row in rows]
+        self._rows = None if rows == list(range(len(told))) else np.array(rows, dtype=np.int64)
+
+    def of(self, column: F32) -> NDArray[np.float64]:
+        """A column in this order."""
+        return (column if self._rows is None else column[self._rows]).astype(np.float64)
+
+
 class State(msgspec.Struct):
     """State of the detector: a panel per watched metric, and those still to be evaluated since the last bucket closed."""
 
@@ -75,7 +89,10 @@ class Foretell(Detector):
                 f"detectors.foretell.horizon_s is {self.settings.horizon_s:g} s, expected 10 min (600) to 24 h (86400): choose one between"
             )
         self._state = State()
-        self._orders: dict[str, tuple[tuple[tuple[str, str], ...], NDArray[np.int64], list[tuple[str, str]]]] = {}
+        self._orders: dict[str, list[_Order]] = {}
+        self._places: dict[str, Places] = {}
+        self._jobs = Jobs()
+        self._groups: dict[str, tuple[list[tuple[str, str]], dict[str, str], list[NDArray[np.int64]]]] = {}
 
     @classmethod
     def example(cls) -> Example:
@@ -117,11 +134,11 @@ class Foretell(Detector):
         ]
         if not watched or not len(matrix.entities):
             return
-        order, entities = self._sorted(matrix)
-        places = Places()
+        order, places = self._sorted(matrix), self._places.setdefault(matrix.family, Places())
+        interval_s = tick.interval_ms / 1000.0
         for metric, watch in watched:
-            values = matrix.column(metric)[order].astype(np.float64)
-            loads = matrix.column(watch.load)[order].astype(np.float64) if watch.load else np.zeros(len(order))
+            loads = order.of(matrix.column(watch.load)) if watch.load else None
+            reading = Reading(watch, metric, order.of(matrix.column(metric)), loads, interval_s)
             for bucket_s in (SLOW_S, QUICK_S) if tick.interval_ms <= QUICK_S * 1000 else (SLOW_S,):
                 panel = self._panel(watch, matrix.family, metric, bucket_s)
                 bucket = tick.at_ns // (bucket_s * NS_PER_S)
@@ -129,7 +146,7 @@ class Foretell(Detector):
                 if panel.close(bucket) and key not in self._state.pending:
                     self._state.pending.append(key)
                 if bucket == panel.bucket:
-                    panel.take(entities, values, loads, tick.interval_ms / 1000.0, places)
+                    panel.take(order.entities, reading, places)
 
     def _panel(self, watch: Watch, family: str, metric: str, bucket_s: int) -> Panel:
         key = f"{family}.{metric}/{bucket_s}"
@@ -137,21 +154,30 @@ class Foretell(Detector):
             self._state.panels[key] = Panel(watch.name, family, metric, len(BASES[bucket_s].trends), bucket_s)
         return self._state.panels[key]
 
-    def _sorted(self, matrix: FamilyMatrix) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
-        """Order and names of a family's rows by name; kept from tick to tick, for sorting ten thousand names costs milliseconds."""
-        kept = self._orders.get(matrix.family)
-        if kept is None or kept[0] != matrix.entities:
-            order = sorted(range(len(matrix.entities)), key=matrix.entities.__getitem__)
-            kept = (matrix.entities, np.array(order, dtype=np.int64), [matrix.entities[i] for i in order])
-            self._orders[matrix.family] = kept
-        return kept[1], kept[2]
+    def _sorted(self, matrix: FamilyMatrix) -> _Order:
+        """Order and names of a family's rows by name; kept from tick to tick, for sorting ten thousand names costs milliseconds. Of many
+        nodes one misses a tick every few seconds, so what was before the newest change is kept, too."""
+        kept = self._orders.setdefault(matrix.family, [])
+        for number, order in enumerate(kept):
+            if order.told is matrix.entities or order.told == matrix.entities:
+                kept.insert(0, kept.pop(number))
+                return order
+        self._orders[matrix.family] = [_Order(matrix.entities), *kept[:1]]
+        return self._orders[matrix.family][0]
+
+    def _alike(self, panel: Panel, jobs: dict[str, str]) -> list[NDArray[np.int64]]:
+        """`_groups` of a panel's rows, kept while its family has the same rows and the jobs are the same."""
+        kept = self._groups.get(panel.family)
+        if kept is None or kept[1] is not jobs or (kept[0] is not panel.entities and kept[0] != panel.entities):
+            kept = self._groups[panel.family] = panel.entities, jobs, _groups(panel.entities, jobs)
+        return kept[2]
 
     def _evaluate_some(self, tick: AlignedTick, topology: Topology) -> list[Verdict]:
         """Evaluate as many panels as must be per tick, so that all are done before the next bucket closes: work is spread, not heaped."""
         interval_s = tick.interval_ms / 1000.0
         due = math.ceil(sum(min(1.0, interval_s / panel.bucket_s) for panel in self._state.panels.values()))
         now, self._state.pending = self._state.pending[:due], self._state.pending[due:]
-        jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes} if now else {}
+        jobs = self._jobs.of(topology) if now else {}
         return [
             verdict
             for key in now
@@ -167,7 +193,7 @@ class Foretell(Detector):
             1, nodes
         )
         risk = risk_per_test(self.settings.false_per_node_day, series, panel.bucket_s, tests)
-        found = law(panel, _groups(panel.entities, jobs), risk, self.settings.horizon_s)
+        found = law(panel, self._alike(panel, jobs), risk, self.settings.horizon_s)
         rows = np.array([finding.row for finding in found], dtype=np.int64)
         seen = np.zeros(len(panel.entities), dtype=np.bool_)
         seen[rows] = True

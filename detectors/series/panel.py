@@ -3,6 +3,8 @@ where ticks come often enough the last ten minutes by ten seconds and four hours
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,10 @@ _ROW_ARRAYS = (
 )  # fmt: skip
 
 
+Rows: TypeAlias = slice | NDArray[np.int64]
+"""All rows, or their numbers."""
+
+
 def _nan(*shape: int) -> NDArray[np.float32]:
     return np.full(shape, np.nan, dtype=np.float32)
 
@@ -36,20 +42,50 @@ def _zero(*shape: int) -> F64:
 
 
 class Places:
-    """Row numbers of the entities that report; worked out once for all panels of a family that have the same rows."""
+    """Row numbers of the entities that report; worked out once for all panels of a family that have the same rows.
+
+    What was found last and before is kept: a node that misses a tick, and one that is gone for good, would else cost ten thousand look-ups
+    each time. No list that was given here may be changed afterwards.
+    """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[str, str]] = []
-        self._asked: list[tuple[str, str]] = []
-        self._found = np.zeros(0, dtype=np.int64)
+        self._found: list[tuple[list[tuple[str, str]], list[tuple[str, str]], Rows]] = []
 
-    def of(self, rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> NDArray[np.int64]:
-        """Where `asked` lie among `rows`, -1 for those that are new."""
-        if asked is not self._asked or rows != self._rows:
-            numbers = {entity: number for number, entity in enumerate(rows)}
-            self._found = np.array([numbers.get(entity, -1) for entity in asked], dtype=np.int64)
-            self._rows, self._asked = rows[:], asked
-        return self._found
+    def of(self, rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Rows]:
+        """`rows` as the one list that all panels share (the same object is quick to compare), and where `asked` lie among them: all where
+        both are the same, -1 for those that are new."""
+        for known, wanted, found in self._found:
+            if wanted is asked and (known is rows or known == rows):
+                return known, found
+        found = slice(None) if rows == asked else _numbers(rows, asked)
+        self._found = [(rows, asked, found), *self._found[:1]]
+        return rows, found
+
+
+def _numbers(rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> NDArray[np.int64]:
+    numbers = {entity: number for number, entity in enumerate(rows)}
+    return np.array([numbers.get(entity, -1) for entity in asked], dtype=np.int64)
+
+
+class Reading:
+    """One tick of one watched metric, NaN where it is not reported: what both bases of time take in is worked out once.
+
+    `added` is what a bucket gathers, 0 where nothing is known; None for a running total, whose growth each panel sees for itself.
+    """
+
+    def __init__(self, watch: Watch, metric: str, values: F64, loads: F64 | None, interval_s: float) -> None:
+        self.values, self.known = values, np.isfinite(values)
+        self.whole = bool(self.known.all())
+        self.added = self._added(watch, metric, interval_s)
+        self.loads = None if loads is None else np.where(self.known, np.nan_to_num(loads), 0.0)
+
+    def _added(self, watch: Watch, metric: str, interval_s: float) -> F64 | None:
+        if watch.is_count and adds_up(metric):
+            return None
+        clean = self.values if self.whole else np.where(self.known, self.values, 0.0)
+        if watch.is_count:
+            return np.asarray(np.maximum(clean, 0.0) * interval_s)
+        return np.asarray(np.log10(np.maximum(clean, 0.0) + 1.0)) if watch.decades else clean
 
 
 class Panel(msgspec.Struct):
@@ -103,26 +139,14 @@ class Panel(msgspec.Struct):
         """The watch row this panel serves."""
         return watch_named(self.watch)
 
-    def take(
-        self,
-        entities: list[tuple[str, str]],
-        values: F64,
-        loads: F64,
-        interval_s: float,
-        places: Places | None = None,
-    ) -> None:
-        """Add one tick; NaN is not reported. `entities` are sorted, so that their order in the input does not matter."""
+    def take(self, entities: list[tuple[str, str]], reading: Reading, places: Places | None = None) -> None:
+        """Add one tick. `entities` are sorted, so that their order in the input does not matter."""
         rows = self._rows(entities, places or Places())
-        known = np.isfinite(values)
-        if self.row.is_count:
-            events = self._events(rows, values, known, interval_s)
-            self.total[rows] += events
-            self.weight[rows] += known
-        else:
-            self.total[rows] += np.where(known, self._level(values), 0.0)
-            self.weight[rows] += known
-            self.load[rows] += np.where(known, np.nan_to_num(loads), 0.0)
-        self.raw[rows] = np.where(known, values, self.raw[rows])
+        self.total[rows] += self._grown(rows, reading) if reading.added is None else reading.added
+        self.weight[rows] += reading.known
+        if reading.loads is not None:
+            self.load[rows] += reading.loads
+        self.raw[rows] = reading.values if reading.whole else np.where(reading.known, reading.values, self.raw[rows])
 
     def close(self, bucket: int) -> bool:
         """Close buckets up to `bucket`, the one that begins now; whether anything was closed. An older bucket changes nothing."""
@@ -190,17 +214,12 @@ class Panel(msgspec.Struct):
         self.fine, self.coarse = np.ascontiguousarray(rings[:, :FINE]), np.ascontiguousarray(rings[:, FINE:])
         self.quiet, self.known = np.zeros(0, dtype=np.bool_), np.zeros((0, 0), dtype=np.uint8)
 
-    def _level(self, values: F64) -> F64:
-        if self.row.decades:
-            return np.asarray(np.log10(np.maximum(np.nan_to_num(values), 0.0) + 1.0))
-        return np.nan_to_num(values)
-
-    def _events(self, rows: NDArray[np.int64], values: F64, known: NDArray[np.bool_], interval_s: float) -> F64:
-        if not adds_up(self.metric):
-            return np.asarray(np.where(known, np.maximum(values, 0.0) * interval_s, 0.0))
-        before = self.last[rows]
-        self.last[rows] = np.where(known, values, before)
-        return np.asarray(np.where(known & np.isfinite(before) & (values > before), values - before, 0.0))
+    def _grown(self, rows: Rows, reading: Reading) -> F64:
+        """By how much running totals have grown since they were last known."""
+        values, known, before = reading.values, reading.known, self.last[rows]
+        grown = np.asarray(np.where(known & np.isfinite(before) & (values > before), values - before, 0.0))
+        self.last[rows] = values if reading.whole else np.where(known, values, before)
+        return grown
 
     def _closing(self) -> F64:
         """Values of the bucket that ends: events, or the mean level at usual load."""
@@ -231,7 +250,9 @@ class Panel(msgspec.Struct):
         return np.where(known, level - slope * (self.smooth_load - self.mean_load), np.nan)
 
     def _push(self, values: F64) -> None:
-        self.fine[:, :-1] = self.fine[:, 1:]
+        # each row moves by one value, and its last comes from the row below: that is where the new one goes
+        flat = memoryview(self.fine).cast("B")
+        flat[: -self.fine.itemsize] = flat[self.fine.itemsize :]
         self.fine[:, -1] = values
 
     def _roll(self) -> None:
@@ -244,14 +265,11 @@ class Panel(msgspec.Struct):
         self.coarse[:, :-1] = self.coarse[:, 1:]
         self.coarse[:, -1] = np.where(number * 2 >= RATIO, value, np.nan)
 
-    def _rows(self, entities: list[tuple[str, str]], places: Places) -> NDArray[np.int64]:
-        if entities == self.entities:
-            self.absent[:] = 0.0
-            return np.arange(len(entities))
-        rows = places.of(self.entities, entities)
-        if len(rows) and rows.min() < 0:
+    def _rows(self, entities: list[tuple[str, str]], places: Places) -> Rows:
+        self.entities, rows = places.of(self.entities, entities)
+        if not isinstance(rows, slice) and len(rows) and rows.min() < 0:
             self._grow([entity for entity, row in zip(entities, rows.tolist(), strict=True) if row < 0])
-            rows = places.of(self.entities, entities)
+            self.entities, rows = places.of(self.entities, entities)
         self.absent[rows] = 0.0
         return rows
 

@@ -6,11 +6,13 @@ nodes is scored, and only those teach; the eigenvectors are made anew now and th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from detectors.series.residual import HALF_LIVES, WORST_SHARE, Subspaces, capped, leading, pace, squash
+from detectors.series.residual import CAP, HALF_LIVES, WORST_SHARE, Subspaces, leading, pace, squash
 from detectors.state import Array
 
 F32 = NDArray[np.float32]
@@ -32,6 +34,14 @@ _NODE_ARRAYS = ("place", "spread", "seen", "known", "level", "lasting", "streak"
 
 def _zeros(*shape: int) -> F32:
     return np.zeros(shape, dtype=np.float32)
+
+
+class Left(NamedTuple):
+    """What the components leave of some rows: how far each column is out (ranks × rows × columns), and how large all columns of a row are
+    together, in their worst percents (ranks × rows)."""
+
+    out: F32
+    size: F32
 
 
 class Pool(msgspec.Struct):
@@ -101,20 +111,29 @@ class Pool(msgspec.Struct):
         mine = np.flatnonzero((rows + self.tick) % turns == 0)
         return rows[mine], banded[mine] - self.centre
 
-    def learn(self, banded: F32) -> None:
-        """Move centre, covariance and, once fitted, scales by `banded` rows that are believed healthy."""
+    def learn(self, banded: F32, left: Left | None = None) -> None:
+        """Move centre, covariance and, once fitted, scales by `banded` rows that are believed healthy; `left` is what the components leave
+        of these rows where that is known already."""
         count = len(banded)
         if not count:
             return
-        bounded = np.clip(banded, -4.0 * self._deviation(), 4.0 * self._deviation()) if self.fitted >= 0 else banded
+        bounded = banded
+        if self.fitted >= 0:
+            most = np.float32(4.0) * self._deviation()
+            bounded = np.clip(banded, -most, most)
         self.weight += count
         gain = np.float32(max(count / self.weight, count / _MEMORY_ROWS))
         mean = bounded.mean(axis=0)
         self.covariance *= 1 - gain
-        self.covariance += (gain / np.float32(count)) * (bounded.T @ bounded) - gain * gain * np.outer(mean, mean)
+        moved = bounded.T @ bounded
+        moved *= gain / np.float32(count)
+        apart = np.outer(mean, mean)
+        apart *= gain * gain
+        moved -= apart
+        self.covariance += moved
         self.centre += gain * mean
         if self.fitted >= 0:
-            self._follow_scales(banded)
+            self._follow_scales(self._left(banded) if left is None else left)
 
     def fit(self) -> None:
         """Components of the present covariance: the costly step, some ten milliseconds for 300 columns."""
@@ -134,14 +153,26 @@ class Pool(msgspec.Struct):
     @property
     def subspaces(self) -> Subspaces:
         """The model as it stands."""
-        usual = np.exp(self.size_mean + _SD_OF_WORST * np.sqrt(self.size_var))
-        return Subspaces(self.vectors, self.ranks, self.sigma * self.ratio, usual)
+        return Subspaces(self.vectors, self.ranks, self.sigma * self.ratio, self._usual())
 
-    def judge(self, rows: NDArray[np.int64], banded: F32) -> F32:
-        """Logarithm of the scores of `rows`."""
-        now = self.subspaces.score(banded).astype(np.float32)
+    def _usual(self) -> F32:
+        return np.asarray(np.exp(self.size_mean + _SD_OF_WORST * np.sqrt(self.size_var)))
+
+    def judge(self, rows: NDArray[np.int64], banded: F32) -> tuple[F32, Left]:
+        """Logarithm of the scores of `rows` (as `Subspaces.score` has them), and what the components leave of them."""
+        left = self._left(banded)
+        now = np.asarray((left.size / self._usual()[:, None]).mean(axis=0), np.float32)
         self.lasting[rows] += np.float32(pace(_LASTING)) * (now - self.lasting[rows])
-        return np.asarray(np.log(np.maximum((now + self.lasting[rows]) / 2, 1e-4)), dtype=np.float32)
+        return np.asarray(np.log(np.maximum((now + self.lasting[rows]) / 2, 1e-4)), dtype=np.float32), left
+
+    def _left(self, banded: F32) -> Left:
+        """All ranks at once: a job has some ten nodes, and each call of numpy costs as much as these."""
+        out = np.empty((len(self.ranks), *banded.shape), np.float32)
+        for number, left in enumerate(self.subspaces.residuals(banded)):
+            np.abs(left, out=out[number])
+        size = out / (self.sigma * self.ratio)[:, None]
+        np.square(np.minimum(size, np.float32(CAP), out=size), out=size)
+        return Left(out, size.mean(axis=2))
 
     def apart(self, score: F32) -> F32:
         """Log scores without what lifts all nodes at this moment: the excess of their median over the usual."""
@@ -211,21 +242,16 @@ class Pool(msgspec.Struct):
     def _deviation(self) -> F32:
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 1e-6)))
 
-    def _follow_scales(self, banded: F32) -> None:
-        self.sized += len(banded)
-        gain = min(0.05, len(banded) / 2000.0)
-        for number, left in enumerate(self.subspaces.residuals(banded)):
-            worst = self.sigma[number] * self.ratio[number]
-            share = (np.abs(left) > worst).mean(axis=0)
-            self.ratio[number] = np.clip(
-                self.ratio[number] * np.exp(gain * 4.0 * (share - (1.0 - WORST_SHARE))), 1.5, 30.0
-            )
-            size = np.log(np.maximum(capped(left, worst).mean(axis=1), 1e-6))
-            pull = min(1.0, max(len(banded) / 5000.0, len(banded) / self.sized))
-            self.size_var[number] += pull * (
-                float(((size - self.size_mean[number]) ** 2).mean()) - self.size_var[number]
-            )
-            self.size_mean[number] += pull * (float(size.mean()) - self.size_mean[number])
+    def _follow_scales(self, left: Left) -> None:
+        count = left.size.shape[1]
+        self.sized += count
+        gain = min(0.05, count / 2000.0)
+        share = (left.out > (self.sigma * self.ratio)[:, None]).mean(axis=1)
+        self.ratio[:] = np.clip(self.ratio * np.exp(gain * 4.0 * (share - (1.0 - WORST_SHARE))), 1.5, 30.0)
+        size = np.log(np.maximum(left.size, 1e-6))
+        pull = min(1.0, max(count / 5000.0, count / self.sized))
+        self.size_var += pull * (((size - self.size_mean[:, None]) ** 2).mean(axis=1) - self.size_var)
+        self.size_mean += pull * (size.mean(axis=1) - self.size_mean)
 
     def _rows(self, nodes: list[str]) -> NDArray[np.int64]:
         if nodes != self.nodes:

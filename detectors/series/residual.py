@@ -111,7 +111,9 @@ class Subspaces:
 
 def capped(residual: NDArray[Any], worst: NDArray[Any]) -> NDArray[Any]:
     """Squared residual in units of the worst percent, each at most `CAP` of them."""
-    return np.asarray(np.minimum(np.abs(residual) / worst, CAP) ** 2)
+    size = np.asarray(np.abs(residual) / worst)
+    np.minimum(size, CAP, out=size)
+    return np.square(size, out=size)
 
 
 def worst_of(residual: F64) -> F64:

@@ -19,7 +19,7 @@ from detectors.series.scenes import JOB, warmed
 from detectors.series.seasonal import MODELS
 from detectors.series.table import NodeTables, plain
 from detectors.series.trends import gauss_line
-from detectors.series.unusual import LEAST_PEERS, MOST_FEATURES, pools_of
+from detectors.series.unusual import LEAST_PEERS, MOST_FEATURES, Peers
 from detectors.state import Array, decode_state, encode_state
 from detectors.synthetic import Example
 from trainwarden.clock import NS_PER_S
@@ -104,6 +104,7 @@ class SeasonalBand(Detector):
             )
         self._state = State()
         self._tables = NodeTables()
+        self._peers = Peers()
 
     @classmethod
     def example(cls) -> Example:
@@ -141,10 +142,10 @@ class SeasonalBand(Detector):
         nodes, features, table = self._tables.of(tick)
         if not features:
             return
-        for job, rows in pools_of(nodes, frame.topology).items():
-            if not job or len(rows) < LEAST_PEERS:
+        for job, peers in self._peers.of(nodes, frame.topology).items():
+            if not job or len(peers.rows) < LEAST_PEERS:
                 continue
-            middle = median_of_known(table[rows].astype(np.float64))
+            middle = median_of_known(table[peers.rows].astype(np.float64))
             for feature, value in zip(features[:MOST_FEATURES], middle.tolist(), strict=False):
                 if np.isfinite(value):
                     series = self._state.series.setdefault(f"{job}|{feature}", Slow())

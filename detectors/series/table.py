@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,56 +30,105 @@ class _Layout:
     nodes: list[str]
     order: I64 | None
     starts: I64
+    sizes: I64
+
+
+@dataclass
+class _Measured:
+    """Which columns of a family are measurements, their names, and which of them are compared as logarithms."""
+
+    metrics: tuple[str, ...]
+    states: frozenset[str]
+    kept: I64
+    names: list[str]
+    logarithmic: I64
 
 
 @dataclass
 class NodeTables:
     """Makes tables of ticks; remembers where rows go as long as a family's rows stay the same, and nothing that changes an answer."""
 
-    _layouts: dict[str, _Layout] = field(default_factory=dict)
+    _layouts: dict[str, list[_Layout]] = field(default_factory=dict)
+    _measured: dict[str, _Measured] = field(default_factory=dict)
+    _nodes: tuple[list[list[str]], list[str]] = field(default_factory=lambda: ([], []))
+    _features: list[str] = field(default_factory=list)
 
     def of(self, tick: AlignedTick) -> tuple[list[str], list[str], F32]:
-        """Sorted nodes, sorted features (``family.metric``) and values, rates and sizes as logarithms; NaN where nothing is reported."""
+        """Sorted nodes, sorted features (``family.metric``) and values, rates and sizes as logarithms; NaN where nothing is reported.
+
+        Nodes and features are the same objects as before where they are the same; not to be changed.
+        """
         parts = [self._part(tick.families[name]) for name in sorted(tick.families) if len(tick.families[name].entities)]
-        nodes = sorted({node for part_nodes, _, _ in parts for node in part_nodes})
+        nodes = self._all_nodes([part_nodes for part_nodes, _, _ in parts])
         columns: dict[str, F32] = {}
         for part_nodes, names, means in parts:
-            whole = means if part_nodes == nodes else _spread(means, part_nodes, nodes)
+            whole = means if part_nodes is nodes or part_nodes == nodes else _spread(means, part_nodes, nodes)
             columns.update({name: whole[:, i] for i, name in enumerate(names)})
         features = sorted(columns)
+        self._features = self._features if features == self._features else features
         empty = np.zeros((len(nodes), 0), dtype=np.float32)
-        return nodes, features, np.stack([columns[f] for f in features], axis=1) if features else empty
+        return nodes, self._features, np.stack([columns[f] for f in features], axis=1) if features else empty
+
+    def _all_nodes(self, parts: list[list[str]]) -> list[str]:
+        """Every node of any family, sorted."""
+        known, nodes = self._nodes
+        if len(parts) != len(known) or not all(map(operator.is_, parts, known)):
+            found = sorted({node for part in parts for node in part})
+            self._nodes = parts, nodes if found == nodes else found
+        return self._nodes[1]
 
     def _part(self, matrix: FamilyMatrix) -> tuple[list[str], list[str], F32]:
-        layout = self._layout(matrix)
-        states = _STATES | matrix.states
-        kept = np.array([i for i, metric in enumerate(matrix.metrics) if metric not in states], dtype=np.int64)
+        layout, measured = self._layout(matrix), self._columns(matrix)
+        kept = measured.kept
         values = matrix.values[:, kept] if layout.order is None else matrix.values[np.ix_(layout.order, kept)]
         known = np.isfinite(values)
         whole = bool(known.all())
         sums = np.add.reduceat(
             values if whole else np.where(known, values, np.float32(0)), layout.starts, axis=0, dtype=np.float64
         )
-        sizes = np.diff(np.append(layout.starts, len(values)))[:, None]
+        sizes = layout.sizes
         counts = sizes if whole else np.add.reduceat(known, layout.starts, axis=0, dtype=np.int64)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-        logarithmic = np.array([matrix.metrics[i].endswith(_RATES) for i in kept], dtype=np.bool_)
-        means[:, logarithmic] = np.sign(means[:, logarithmic]) * np.log1p(np.abs(means[:, logarithmic]))
-        return layout.nodes, [f"{matrix.family}.{matrix.metrics[i]}" for i in kept], means.astype(np.float32)
+        large = means[:, measured.logarithmic]
+        means[:, measured.logarithmic] = np.sign(large) * np.log1p(np.abs(large))
+        return layout.nodes, measured.names, means.astype(np.float32)
+
+    def _columns(self, matrix: FamilyMatrix) -> _Measured:
+        found = self._measured.get(matrix.family)
+        if found is None or found.metrics != matrix.metrics or found.states != matrix.states:
+            states = _STATES | matrix.states
+            kept = [i for i, metric in enumerate(matrix.metrics) if metric not in states]
+            names = [f"{matrix.family}.{matrix.metrics[i]}" for i in kept]
+            logarithmic = [number for number, i in enumerate(kept) if matrix.metrics[i].endswith(_RATES)]
+            found = _Measured(matrix.metrics, matrix.states, _numbers(kept), names, _numbers(logarithmic))
+            self._measured[matrix.family] = found
+        return found
 
     def _layout(self, matrix: FamilyMatrix) -> _Layout:
-        kept = self._layouts.get(matrix.family)
-        if kept is not None and kept.entities == matrix.entities:
-            return kept
-        owners = [node for node, _ in matrix.entities]
-        nodes = sorted(set(owners))
-        place = {node: row for row, node in enumerate(nodes)}
-        rows = np.array([place[node] for node in owners], dtype=np.int64)
-        order = np.argsort(rows, kind="stable")
-        starts = np.searchsorted(rows[order], np.arange(len(nodes)))
-        made = _Layout(matrix.entities, nodes, None if bool((order == np.arange(len(order))).all()) else order, starts)
-        self._layouts[matrix.family] = made
+        """Of many nodes one misses a tick every few seconds: so what was before the newest change is kept, too."""
+        kept = self._layouts.setdefault(matrix.family, [])
+        for number, layout in enumerate(kept):
+            if layout.entities is matrix.entities or layout.entities == matrix.entities:
+                kept.insert(0, kept.pop(number))
+                return layout
+        made = _layout_of(matrix.entities)
+        self._layouts[matrix.family] = [made, *kept[:1]]
         return made
+
+
+def _layout_of(entities: tuple[tuple[str, str], ...]) -> _Layout:
+    owners = [node for node, _ in entities]
+    nodes = sorted(set(owners))
+    place = {node: row for row, node in enumerate(nodes)}
+    rows = _numbers([place[node] for node in owners])
+    order = np.argsort(rows, kind="stable")
+    starts = np.searchsorted(rows[order], np.arange(len(nodes)))
+    sizes = np.diff(np.append(starts, len(entities)))[:, None]
+    return _Layout(entities, nodes, None if bool((order == np.arange(len(order))).all()) else order, starts, sizes)
+
+
+def _numbers(numbers: list[int]) -> I64:
+    return np.array(numbers, dtype=np.int64)
 
 
 def _spread(means: F32, here: list[str], nodes: list[str]) -> F32:

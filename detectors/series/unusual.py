@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
+from detectors.placement import Jobs
 from detectors.series.pool import F32, ROWS_PER_TICK, Pool
 from detectors.series.table import NodeTables, plain, unscaled
 from detectors.state import decode_state, encode_state
@@ -62,6 +63,7 @@ class SeriesResidual(Detector):
         super().__init__(settings)
         self._state = State()
         self._tables = NodeTables()
+        self._peers = Peers()
 
     @classmethod
     def example(cls) -> Example:
@@ -77,11 +79,10 @@ class SeriesResidual(Detector):
             nodes, features, table = self._tables.of(tick)
             if not nodes or not features:
                 continue
-            for name, rows in pools_of(nodes, frame.topology).items():
+            for name, peers in self._peers.of(nodes, frame.topology).items():
                 pool = self._pool(name, features)
-                verdicts += self._look(
-                    tick, pool, [nodes[i] for i in rows], _values(table, rows, features, pool), frame.topology
-                )
+                values = _values(table, peers.rows, features, pool)
+                verdicts += self._look(tick, pool, peers.nodes, values, frame.topology)
             self._forget()
             self._refit()
         return verdicts
@@ -116,7 +117,7 @@ class SeriesResidual(Detector):
         if pool.fitted < 0 or pool.sized < _SIZED_NEEDED:
             pool.learn(banded[pool.seen[rows] >= 30])
             return []
-        whole = pool.judge(rows, banded)
+        whole, left = pool.judge(rows, banded)
         trusted = pool.name != "" and len(pool.nodes) >= LEAST_PEERS and pool.judged >= _SIZED_NEEDED
         score = pool.apart(whole) if trusted else whole
         limit = pool.limit(self.settings.risk)
@@ -126,7 +127,8 @@ class SeriesResidual(Detector):
         pool.calm[rows] = np.where(score > (limit + pool.log_mean) / 2, 0, pool.calm[rows] + 1)
         healthy = settled & (pool.since_ns[rows] == 0)
         pool.follow_tail(whole[healthy], score[healthy], self.settings.risk)
-        pool.learn(banded[healthy & ~beyond])
+        teach = healthy & ~beyond
+        pool.learn(banded, left) if teach.all() else pool.learn(banded[teach])
         return self._say(tick, pool, rows, banded, values, nodes, np.exp(score - limit), topology)
 
     def _say(self, tick: AlignedTick, pool: Pool, rows: NDArray[np.int64], banded: F32, values: F32, nodes: list[str], strength: F32,
@@ -197,9 +199,34 @@ class SeriesResidual(Detector):
         return age >= (30 if pool.tick <= 2 * warm else self.settings.refit_ticks)
 
 
-def pools_of(nodes: list[str], topology: Topology) -> dict[str, list[int]]:
-    """Row numbers by pool: a job with at least three nodes is one, all others share the pool with the empty name."""
-    jobs = {node: layout.job for layout in topology.jobs() for node in layout.nodes}
+@dataclass(frozen=True)
+class Peer:
+    """Row numbers and names of the nodes of a pool."""
+
+    rows: NDArray[np.int64]
+    nodes: list[str]
+
+
+class Peers:
+    """Which nodes are whose peers, by pool: a job with at least three nodes is one, all others share the pool with the empty name. Kept
+    while nodes and jobs are the same objects."""
+
+    def __init__(self) -> None:
+        self._jobs = Jobs()
+        self._made: tuple[list[str], dict[str, str]] | None = None
+        self._pools: dict[str, Peer] = {}
+
+    def of(self, nodes: list[str], topology: Topology) -> dict[str, Peer]:
+        """Pools of these nodes; neither the list nor what is returned may be changed."""
+        jobs = self._jobs.of(topology)
+        if self._made is None or self._made[0] is not nodes or self._made[1] is not jobs:
+            pools = _pools_of(nodes, jobs)
+            self._pools = {name: Peer(np.array(rows), [nodes[row] for row in rows]) for name, rows in pools.items()}
+            self._made = nodes, jobs
+        return self._pools
+
+
+def _pools_of(nodes: list[str], jobs: dict[str, str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for row, node in enumerate(nodes):
         found.setdefault(jobs.get(node, ""), []).append(row)
@@ -212,7 +239,7 @@ def pools_of(nodes: list[str], topology: Topology) -> dict[str, list[int]]:
     return {**made, **({"": rest} if rest else {})}
 
 
-def _values(table: F32, rows: list[int], features: list[str], pool: Pool) -> F32:
+def _values(table: F32, rows: NDArray[np.int64], features: list[str], pool: Pool) -> F32:
     """The pool's features of some nodes; NaN for a feature that nobody reports now."""
     place = {feature: number for number, feature in enumerate(features)}
     columns = [place.get(feature, -1) for feature in pool.features]
