@@ -213,12 +213,10 @@ class Lines:
         self, at: Array, load: F32 | None = None, phase: Array | None = None, columns: Array | None = None
     ) -> F32:
         """Where the series of rows `at` (and, if given, of some columns) should lie now, rows × columns."""
-        part = self.state.places.part(at, columns)
         phases = np.zeros(len(at), np.int64) if phase is None else np.asarray(phase, np.int64)
-        out = np.empty(part.spread.shape, np.float32)
         loads = None if load is None else np.asarray(load, np.float32)
         follows = self._follows if self._follows is None or columns is None else self._follows[columns]
-        return part.expect(slice(None), phases, loads, follows, out, np.empty_like(out))
+        return self.state.places.expected(at, phases, loads, follows, columns)
 
     def breadth(self, at: Array, columns: Array | None = None) -> F32:
         """Spread of the series of rows `at` (and, if given, of some columns), with its floors, rows × columns."""

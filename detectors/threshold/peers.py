@@ -151,12 +151,15 @@ def common(lines: Lines, compared: F32, load: F32, phase: Array, groups: Sequenc
     if not groups:
         return None
     out = np.zeros(compared.shape, np.float32)
-    for group in groups:
-        at = group.asked
-        surprise = compared[at] - lines.expected(at, load[at], phase[at])
-        movement = _zero_unknown(median_of_known(surprise).astype(np.float32))
+    asked = np.concatenate([group.asked for group in groups])
+    ends = np.cumsum([len(group.asked) for group in groups])
+    starts = ends - [len(group.asked) for group in groups]
+    surprise = compared[asked] - lines.expected(asked, load[asked], phase[asked])
+    far = np.minimum.reduceat(lines.breadth(asked), starts, axis=0) * _MOVED
+    for group, start, end, line in zip(groups, starts.tolist(), ends.tolist(), far, strict=True):
+        movement = _zero_unknown(median_of_known(surprise[start:end]).astype(np.float32))
         out[group.span or group.rows] = movement
-        columns = np.flatnonzero(np.abs(movement) >= lines.breadth(at).min(axis=0) * _MOVED)
+        columns = np.flatnonzero(np.abs(movement) >= line)
         if len(columns):
             _follow(lines, compared, load, phase, group, columns, movement[columns], out)
     return out

@@ -88,14 +88,23 @@ class Places(msgspec.Struct):
             zeros(rows, columns), zeros(rows, columns), zeros(rows), zeros(rows), zeros(rows), most,
         )  # fmt: skip
 
-    def part(self, at: Array, columns: Array | None = None) -> Places:
-        """A copy of rows `at`, of all or some columns."""
-        pick = at if columns is None else np.ix_(at, columns)
-        place, placed = self.place[at], self.placed[at]
+    def expected(
+        self, at: Array, phase: Array, load: F32 | None, follows: F32 | None, columns: Array | None = None
+    ) -> F32:
+        """Where some rows (by number), of all or some columns, should lie: as `expect`, without moving anything. `follows` is of these
+        columns."""
+        row, of = (at, np.clip(phase, 0, self.place.shape[1] - 1)), at
         if columns is not None:
-            place, placed = place[:, :, columns], placed[:, :, columns]
-        return Places(place, placed, self.spread[pick], self.seen[pick], self.size[pick], self.cov[pick], self.load_var[at],
-                      self.load_mean[at], self.load_seen[at], self.most)  # fmt: skip
+            row, of = (at[:, None], row[1][:, None], columns), (at[:, None], columns)
+        out, placed = self.place[row], self.placed[row]
+        if placed.size and float(placed.min()) < 1.0:
+            self._from_other_phases(at, placed == 0.0, out, columns)
+        if load is None:
+            return np.asarray(out)
+        moved = self.cov[of] * self._load_factor(at, load)[:, None]
+        if follows is not None and not follows.all():
+            np.multiply(moved, follows, out=moved)
+        return np.add(out, moved, out=out)
 
     def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32,
                ages: Ages | None = None) -> F32:  # fmt: skip
@@ -116,8 +125,7 @@ class Places(msgspec.Struct):
             self._from_other_phases(at, placed == 0.0, out)
             place = out
         if load is not None:
-            factor = _known(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
-            np.multiply(self.cov[at], factor.astype(np.float32)[:, None], out=scratch)
+            np.multiply(self.cov[at], self._load_factor(at, load)[:, None], out=scratch)
             if follows is not None and not follows.all():
                 np.multiply(scratch, follows, out=scratch)
             return np.add(place, scratch, out=out)
@@ -125,11 +133,19 @@ class Places(msgspec.Struct):
             np.copyto(out, place)
         return out
 
-    def _from_other_phases(self, at: slice, unplaced: NDArray[np.bool_], out: F32) -> None:
+    def _load_factor(self, at: slice | Array, load: F32) -> F32:
+        factor = _known(load - self.load_mean[at]) / np.maximum(self.load_var[at], _LEAST_LOAD_VARIANCE)
+        return np.asarray(factor, np.float32)
+
+    def _from_other_phases(
+        self, at: slice | Array, unplaced: NDArray[np.bool_], out: F32, columns: Array | None = None
+    ) -> None:
         """A phase never seen is expected to be like the others, weighted by how often they were."""
         row, column = np.nonzero(unplaced)
-        times = self.placed[at][row, :, column]
-        out[row, column] = (self.place[at][row, :, column] * times).sum(axis=1) / np.maximum(times.sum(axis=1), 1e-9)
+        rows = row + (at.start or 0) if isinstance(at, slice) else at[row]
+        of = column if columns is None else columns[column]
+        times = self.placed[rows, :, of]
+        out[row, column] = (self.place[rows, :, of] * times).sum(axis=1) / np.maximum(times.sum(axis=1), 1e-9)
 
     def breadth(self, at: slice, floor: F32, relative: F32, out: F32) -> F32:
         """Spread of rows `at` with its floors, into `out`: no series is steadier than its unit (`floor`, per column) or size allows."""

@@ -77,6 +77,9 @@ class Roster:
         if whole and metrics == self.metrics:
             return matrix.values if len(metrics) == len(matrix.metrics) else _some_columns(matrix.values, source, due)
         grid = np.full((len(self.entities), len(self.metrics)), np.nan, np.float32)
+        if metrics == self.metrics:  # somebody is absent: whole rows at a time
+            grid[rows] = _some_columns(matrix.values, source, None)
+            return grid
         columns = np.array([self.metrics.index(metric) for metric in metrics], dtype=np.int64)
         grid[np.ix_(rows, columns)] = matrix.values[:, source]
         return grid
