@@ -1,6 +1,7 @@
 """`make bench-relation`: our relation model and the floors on held-out simulations of 128, 1,024 and 4,096 nodes.
 
-`python -m benchmarks.relation [--sizes 128,1024] [--seeds 6] [--methods ours,minder] [--cache DIR] [--json FILE] [--slowdown 1.1]`
+`python -m benchmarks.relation [--sizes 128,1024] [--seeds 6] [--methods ours,minder] [--cache DIR] [--parts DIR] [--json FILE]
+[--slowdown 1.1]`
 
 Floors get three lines each from the tuning split: what none, one in 10,000 and one in 1,000 of the scores of the blameless exceed there,
 two rounds running (`mahalanobis@0.0001`). At the end ours is held against each floor at the line at which it is hardest to beat, seed by
@@ -16,13 +17,15 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.relation import ours, report, scenarios
+from benchmarks.relation import ours, parts, report, scenarios
 from benchmarks.relation.episodes import Played, play
+from benchmarks.relation.parts import Sheets
 from benchmarks.relation.scenarios import SPLITS, Scenario, scenario
 from benchmarks.relation.score import Sheet, answers_at, calm_scores
 from detectors.relation.floors.base import Floor, registry
@@ -43,27 +46,55 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
     wanted = _wanted(args)
-    floors = {name: registry().get(name)() for name in wanted if not name.startswith("ours")}
+    bench = Bench(args, {name: registry().get(name)() for name in wanted if not name.startswith("ours")})
     slowdowns = tuple(float(word) for word in args.slowdown.split(",")) if args.slowdown else scenarios.SLOWDOWNS
-    lines = _lines(floors, args.cache, args.tune_seeds)
-    sheets: dict[tuple[str, int], Sheet] = {}
+    sheets: Sheets = {}
     setting = {
         "slowdowns": slowdowns,
         "held_out_kinds": SPLITS["held_out_kinds"],
         "card": weights.load(args.model).card,
+        "split": args.split,
+        "tune_seeds": args.tune_seeds,
     }
     found: dict[str, Any] = {}
+    done: dict[str, list[int]] = {}
     for size in (int(word) for word in args.sizes.split(",")):
-        for number, seed in enumerate(SPLITS[args.split]["seeds"][: args.seeds]):
-            chosen = [name for name in wanted if number < args.ablation_seeds or name in ("ours", *floors)]
-            for played in play(scenario(args.split, size, seed, slowdowns), args.cache):
-                _judge(played, chosen, floors, lines, args.model, sheets)
-            found = report.tables(sheets) | {"setting": {**setting, "split": args.split, "seeds": number + 1}}
+        for number, seed in enumerate(args.seeds):
+            chosen = [name for name in wanted if number < args.ablation_seeds or name in ("ours", *bench.floors)]
+            parts.add(sheets, bench.of(scenario(args.split, size, seed, slowdowns), chosen))
+            done.setdefault(str(size), []).append(seed)
+            found = report.tables(sheets) | {"setting": {**setting, "seeds": done}}
             report.keep(found, args.json)
             print(f"{size} nodes, seed {seed}", file=sys.stderr, flush=True)
     print(report.text(found))
     report.pictures(found, args.json.with_suffix(".png"))
     return 0
+
+
+@dataclass
+class Bench:
+    """Floors, fitted once somebody asks them, and where parts are kept."""
+
+    args: argparse.Namespace
+    floors: dict[str, Floor]
+    lines: dict[str, float] = field(default_factory=dict)
+    code: str = ""
+
+    def of(self, run: Scenario, chosen: Sequence[str]) -> Sheets:
+        """The sheets of a run: those that are kept, and what they lack."""
+        self.code = self.code or parts.code_sum(self.args.model, f"{self.args.tune_seeds} {HEALTHY_SEEDS} {LINES}")
+        path = parts.path_of(self.args.parts, run, self.code) if self.args.parts else None
+        sheets = parts.kept(path) if path else {}
+        there = {method.partition("@")[0] for method, _ in sheets}
+        left = [name for name in chosen if name not in there]
+        if any(name in self.floors for name in left) and not self.lines:
+            self.lines = _lines(self.floors, self.args.cache, self.args.tune_seeds)
+        for played in play(run, self.args.cache) if left else ():
+            _judge(played, left, self.floors, self.lines, self.args.model, sheets)
+        if left and path:
+            parts.keep(path, sheets)
+        wanted = {ISOLATES, *chosen}
+        return {key: sheet for key, sheet in sheets.items() if key[0].partition("@")[0] in wanted}
 
 
 def _wanted(args: argparse.Namespace) -> list[str]:
@@ -81,7 +112,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="small and without ablations")
     parser.add_argument("--sizes", default="", help="job sizes; default 128,1024,4096")
-    parser.add_argument("--seeds", type=int, default=0, help="how many test seeds; default all twelve")
+    parser.add_argument("--seeds", type=int, default=0, help="how many test seeds; default all of the split")
+    parser.add_argument("--only", default="", help="these seeds of the split, comma-separated, and no others")
     parser.add_argument("--tune-seeds", type=int, default=0, help="how many tuning seeds; default all six")
     parser.add_argument("--ablation-seeds", type=int, default=12, help="how many of them for variants of ours")
     parser.add_argument(
@@ -90,13 +122,24 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slowdown", default="", help="slowdowns to draw from, default 1.02,1.05,1.1,1.2,1.5,2")
     parser.add_argument("--methods", default="", help="comma-separated; default all")
     parser.add_argument("--cache", type=Path, default=None, help="directory in which played scenarios are kept")
+    parser.add_argument(
+        "--parts",
+        type=Path,
+        default=None,
+        help="directory in which each seed's answers are kept: a later run goes on behind them",
+    )
     parser.add_argument("--model", type=Path, default=weights.SHIPPED, help="weights")
     parser.add_argument(
         "--json", type=Path, default=RESULTS / "relation.json", help="where the figures go; pictures beside it"
     )
     args = parser.parse_args(arguments)
     args.sizes = args.sizes or ("128" if args.quick else "128,1024,4096")
-    args.seeds = args.seeds or (4 if args.quick else len(SPLITS[args.split]["seeds"]))
+    every = SPLITS[args.split]["seeds"]
+    args.seeds = every[: args.seeds or (4 if args.quick else len(every))]
+    if args.only:
+        args.seeds = [int(word) for word in args.only.split(",")]
+        if not set(args.seeds) <= set(every):
+            parser.error(f"--only {args.only}: expected seeds of the split {args.split}, which are {every}")
     args.tune_seeds = args.tune_seeds or (2 if args.quick else len(SPLITS["tune"]["seeds"]))
     return args
 
@@ -132,7 +175,7 @@ def _judge(
     floors: dict[str, Floor],
     lines: dict[str, float],
     model: Path,
-    sheets: dict[tuple[str, int], Sheet],
+    sheets: Sheets,
 ) -> None:
     for name in wanted:
         if name in floors:
@@ -141,7 +184,7 @@ def _judge(
             _judge_ours(played, name, model, sheets)
 
 
-def _judge_ours(played: Played, name: str, model: Path, sheets: dict[tuple[str, int], Sheet]) -> None:
+def _judge_ours(played: Played, name: str, model: Path, sheets: Sheets) -> None:
     """Ours or an ablation of it: what it names, and of ours what it would isolate."""
     sheet = sheets.setdefault((name, played.scenario.size), Sheet(name))
     net = name == "ours_with_net"
@@ -155,9 +198,7 @@ def _judge_ours(played: Played, name: str, model: Path, sheets: dict[tuple[str, 
         sheets.setdefault((ISOLATES, played.scenario.size), Sheet(ISOLATES)).take(played, answers.isolated)
 
 
-def _judge_floor(
-    played: Played, name: str, floor: Floor, lines: dict[str, float], sheets: dict[tuple[str, int], Sheet]
-) -> None:
+def _judge_floor(played: Played, name: str, floor: Floor, lines: dict[str, float], sheets: Sheets) -> None:
     """One floor, held against each of its lines."""
     begun = time.process_time()
     scores = floor.score(played.episode)

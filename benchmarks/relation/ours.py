@@ -47,8 +47,11 @@ def run(played: Played, model: Path = weights.SHIPPED, net: bool = False, withou
         warm = judge.residuals(seen, related, trained.served if net else None, frozen).warm
         evidence = judge.evidence(calibration, related)
         between = time.process_time()
-        causes = attribute(evidence, graph, opinions.prices(trained.prices), rails) if warm else []
-        opinions.learn(own_of_group(evidence.node, graph), bool(causes))
+        if not warm:
+            continue
+        steady = opinions.steady(own_of_group(evidence.node, graph))
+        causes = attribute(evidence, graph, opinions.prices(trained.prices), rails, steady)
+        opinions.learn(bool(causes))
         standing, _ = opinions.take(causes, seen.at_ns)
         convict(standing, evidence, judge.sums.effect, graph)
         answers.round_s.append(between - begun)

@@ -61,6 +61,15 @@ class Sheet:
             truths = [t for slot in played.scenario.slots for t in slot.truth if _during(slot, number)]
             self.stated.append((probability, _match(culprit(kind, name), truths) in truths))
 
+    def add(self, other: Sheet) -> None:
+        """Take in what the same method did elsewhere."""
+        self.slots += other.slots
+        self.stated += other.stated
+        self.outside += other.outside
+        self.node_days += other.node_days
+        self.seconds += other.seconds
+        self.rounds += other.rounds
+
     @property
     def false_isolations(self) -> int:
         return self.outside + sum(mark.wrong_nodes for mark in self.slots)

@@ -2,8 +2,9 @@
 
 A cause covers elements of the evidence: a node its own channels, a port its own, a leaf switch the ports of its nodes on one rail, a rail
 that rail's ports everywhere, a rack, power unit or cooling zone the nodes in it. If it is at work, what it covers is shifted by a common
-amount; the gain in log-likelihood of the best shift, less a price for each kind of cause, is its net gain. Causes are taken greedily, each
-time with what is already explained left out; where nothing has a net gain, nobody is to blame: what remains is imbalance or chance.
+amount; the gain in log-likelihood of the best shift, less a price for each kind of cause, is its net gain. Of nodes the mean of the last
+rounds' gains is looked at as well, at a price of its own. Causes are taken greedily, each time with what is already explained left out;
+where nothing has a net gain, nobody is to blame: what remains is imbalance or chance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from detectors.relation.features import CLOCK, CPU, DATA, ERRORS, INLET, LOCAL, MARKS, OWN, POWER, RTT, SPEED, TEMP
 from detectors.relation.graph import Graph, Relation
 from detectors.relation.groups import Groups
-from detectors.relation.judge import Evidence
+from detectors.relation.judge import LONG, Evidence
 
 F32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -32,6 +33,9 @@ DISTINCT = 3.0
 """By so much the time in kernels of one member of an expert group has to exceed that of the others to be its own."""
 COMMON_SHIFT = 1.0
 """What neighbours share without a common cause (weather, phases of a step, other jobs' traffic): a shared cause must shift them by more."""
+STEADY, BORNE_OUT = 4, 2.0
+"""Rounds over which gains of nodes are averaged; such a mean counts up to so many times what the node gains now, for what another cause
+explains is gone from that."""
 MOST_CAUSES = 4
 LEAST_MEMBERS = 3
 SHARE = 0.6
@@ -52,6 +56,8 @@ class Cause:
         Log-likelihood gained, less its price.
     channels
         What shows it, strongest first.
+    rounds
+        Over which its evidence was gathered: the next round's is the same for the most part.
     probability
         Among the causes that explain the same evidence, nobody included.
     others
@@ -64,6 +70,7 @@ class Cause:
     rail: int
     gain: float
     channels: tuple[str, ...] = ()
+    rounds: int = LONG
     probability: float = 0.0
     others: tuple[tuple[str, str, float], ...] = ()
 
@@ -73,12 +80,15 @@ class Cause:
         return self.kind, self.name
 
 
-def attribute(evidence: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> list[Cause]:
-    """The causes that explain a job's evidence, in the order in which they were taken."""
+def attribute(
+    evidence: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...], steady: F32 | None = None
+) -> list[Cause]:
+    """The causes that explain a job's evidence, in the order in which they were taken; `steady` is what nodes gained in the mean of the
+    last rounds (`Opinions.steady`), where that is known."""
     left = Evidence(own_of_group(evidence.node, graph), evidence.port.copy())
     found: list[Cause] = []
     while len(found) < MOST_CAUSES:
-        parts = list(_parts(left, graph, prices, rails))
+        parts = list(_parts(left, graph, prices, rails, steady))
         if max((float(part.gains.max(initial=-np.inf)) for part in parts), default=0.0) <= 0.0:
             break
         every = (cause for part in parts for cause in part.causes())
@@ -98,12 +108,14 @@ class _Part:
 
 def candidates(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[Cause]:
     """The best few causes of each kind, their prices paid."""
-    for part in _parts(left, graph, prices, rails):
+    for part in _parts(left, graph, prices, rails, None):
         yield from part.causes()
 
 
-def _parts(left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...]) -> Iterator[_Part]:
-    yield _nodes(left, graph, prices)
+def _parts(
+    left: Evidence, graph: Graph, prices: Mapping[str, float], rails: tuple[str, ...], steady: F32 | None
+) -> Iterator[_Part]:
+    yield _nodes(left, graph, prices, steady)
     if left.port.shape[2]:
         yield _ports(left, graph, prices, rails)
         yield from _switches(left, graph, prices, rails)
@@ -137,15 +149,23 @@ def node_gains(node: F32) -> F32:
     return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
 
 
-def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float]) -> _Part:
-    gains = node_gains(left.node) - prices["node"]
+def borne_out(steady: F32, gains: F32) -> F32:
+    """Means of gains, as far as the gains of now bear them out."""
+    return np.minimum(steady, BORNE_OUT * gains)
+
+
+def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F32 | None) -> _Part:
+    now = node_gains(left.node)
+    alone = now - prices["node"]
+    gains = alone if steady is None else np.maximum(alone, borne_out(steady, now) - prices["steady"])
 
     def causes() -> Iterator[Cause]:
         names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
         for node in _largest(gains):
             seen = (c for c in (*SLOW, *AROUND) if left.node[c, node] > SUSPECT)
             shown = tuple(names[c] for c in sorted(seen, key=lambda c: -left.node[c, node]))
-            yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), shown)
+            rounds = LONG if gains[node] == alone[node] else LONG + STEADY - 1
+            yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), shown, rounds)
 
     return _Part(gains, causes)
 

@@ -44,7 +44,7 @@ def convict(standing: Sequence[tuple[Opinion, Cause]], evidence: Evidence, effec
     for opinion, cause in standing:
         if opinion.kind not in ("node", "port"):
             continue
-        opinion.odds += min(cause.gain, MOST_PER_ROUND * LONG) / LONG
+        opinion.odds += min(cause.gain, MOST_PER_ROUND * LONG) / cause.rounds
         node = opinion.members[0]
         opinion.isolates |= (
             opinion.odds >= ODDS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from detectors.relation.attribution import SLOW, Cause, node_gains
+from detectors.relation.attribution import SLOW, STEADY, Cause, node_gains
 from detectors.relation.judge import Evidence, Frozen
 from detectors.state import Array
 
@@ -15,6 +15,9 @@ LASTING_ROUNDS, OF_ROUNDS = 2, 3
 RESTLESS, FIRST_RESTLESS, CALMING = 3.0, 6.0, 0.05
 """What the most conspicuous node of a job gains while nobody is accused makes every accusation of a node dearer, so many times; taken
 for so much at first, and learnt at this pace: in a restless job somebody always stands out."""
+STEADY_RESTLESS, FIRST_STEADY_RESTLESS = 1.5, 8.0
+"""The same for means of gains, of the second most conspicuous node: the first may be the sick one, and must not make his own accusation
+dearer."""
 GONE_ROUNDS = 6
 FREEZE = 6.0
 KEPT = 24
@@ -42,20 +45,34 @@ class Opinion(msgspec.Struct):
 
 
 class Opinions(msgspec.Struct):
-    """What is held against whom in one job."""
+    """What is held against whom in one job. `lately` are the gains of all nodes in the last rounds."""
 
     rounds: int = 0
     held: dict[str, Opinion] = {}
     restless: float = FIRST_RESTLESS
+    restless_steady: float = FIRST_STEADY_RESTLESS
+    lately: list[Array] = []
 
     def prices(self, prices: Mapping[str, float]) -> dict[str, float]:
         """What causes cost in this job."""
-        return {**prices, "node": prices["node"] + RESTLESS * self.restless}
+        node, steady = RESTLESS * self.restless, STEADY_RESTLESS * self.restless_steady
+        return {**prices, "node": prices["node"] + node, "steady": prices["steady"] + steady}
 
-    def learn(self, node: Array, found: bool) -> None:
-        """How much innocents of this job stand out: from rounds without any cause."""
-        if not found and not self.held:
-            self.restless += CALMING * (float(node_gains(node).max(initial=0.0)) - self.restless)
+    def steady(self, node: Array) -> Array:
+        """Take in a round's evidence of nodes: the mean gain of each over the last rounds, 0 while they are too few. Healthy imbalance
+        moves from node to node, and sickness stays."""
+        gains = node_gains(node)
+        self.lately = [*(row for row in self.lately if row.shape == gains.shape), gains][-STEADY:]
+        return np.mean(self.lately, axis=0) if len(self.lately) == STEADY else np.zeros_like(gains)
+
+    def learn(self, found: bool) -> None:
+        """How much innocents of this job stand out: from what was taken in last, where it led to no cause."""
+        if found or self.held or not self.lately:
+            return
+        self.restless += CALMING * (float(self.lately[-1].max(initial=0.0)) - self.restless)
+        if len(self.lately) == STEADY:
+            second = float(np.sort(np.mean(self.lately, axis=0))[-2:][0])
+            self.restless_steady += CALMING * (second - self.restless_steady)
 
     def take(self, causes: list[Cause], at_ns: int) -> tuple[list[tuple[Opinion, Cause]], list[Opinion]]:
         """Causes of a round → opinions with their cause of this round that now stand, and those that are over."""

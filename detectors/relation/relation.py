@@ -214,8 +214,9 @@ class RelationDetector(Detector):
         evidence = state.judge.evidence(calibration, related)
         prices = {kind: self.settings.caution * price for kind, price in trained.prices.items()}
         rails = tuple(state.rails) or tuple(map(str, range(evidence.port.shape[2])))
-        causes = attribute(evidence, graph, state.opinions.prices(prices), rails)
-        state.opinions.learn(own_of_group(evidence.node, graph), bool(causes))
+        steady = state.opinions.steady(own_of_group(evidence.node, graph))
+        causes = attribute(evidence, graph, state.opinions.prices(prices), rails, steady)
+        state.opinions.learn(bool(causes))
         standing, over = state.opinions.take(causes, at_ns)
         convict(standing, evidence, state.judge.sums.effect, graph)
         said = [

@@ -18,8 +18,9 @@ from trainwarden.errors import UsageError
 SHIPPED = Path(__file__).parent / "weights" / "relation.safetensors"
 WITH_NET = SHIPPED.with_name("relation-net.safetensors")
 """The same with tables and prices for the net's expectation, which serves nobody: it wins nothing over the peers' medians."""
-PRICED = ("node", "port", "leaf", "rail", "rack", "pdu", "zone")
-VERSION = 1
+PRICED = ("node", "port", "leaf", "rail", "rack", "pdu", "zone", "steady")
+"""Kinds of causes, and the mean of a node's gains over rounds."""
+VERSION = 2
 """Of the form and the meaning of the tensors; other weights do not fit this code."""
 
 F32 = NDArray[np.float32]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.relation.attribution import KINDS, Cause, attribute, own_of_group
+from detectors.relation.attribution import KINDS, STEADY, Cause, attribute, own_of_group
 from detectors.relation.conviction import convict, late_among_others, witnessed_node, witnessed_port
 from detectors.relation.features import CLOCK, DATA, ERRORS, LOCAL, MARKS, OWN, RTT, SPEED, Past, Round
 from detectors.relation.graph import Graph, Relation
-from detectors.relation.judge import LATE, Evidence
+from detectors.relation.judge import LATE, LONG, Evidence
 from detectors.relation.opinions import FIRST_RESTLESS, RESTLESS, Opinions
+from detectors.state import decode_state, encode_state
 
 NODES, RAILS = 64, ("0", "1", "2", "3")
-PRICES = dict.fromkeys(KINDS, 12.0)
+PRICES = dict.fromkeys((*KINDS, "steady"), 12.0)
 
 
 def relation(kind: str, size: int) -> Relation:
@@ -116,8 +117,10 @@ def test_in_an_expert_group_the_one_that_computes_most_is_slow() -> None:
 def test_accusing_is_dearer_where_somebody_always_stands_out() -> None:
     calm, restless = Opinions(), Opinions()
     for _ in range(100):
-        calm.learn(nothing().node, False)
-        restless.learn(slow(3).node, False)
+        calm.steady(nothing().node)
+        calm.learn(False)
+        restless.steady(slow(3).node)
+        restless.learn(False)
     assert Opinions().prices(PRICES)["node"] == 12.0 + RESTLESS * FIRST_RESTLESS
     assert calm.prices(PRICES)["node"] < 13.0
     assert restless.prices(PRICES)["node"] > 100.0
@@ -127,8 +130,68 @@ def test_accusing_is_dearer_where_somebody_always_stands_out() -> None:
 def test_what_stands_out_while_somebody_is_accused_teaches_nothing() -> None:
     opinions = Opinions()
     opinions.take([Cause("node", "n03", (3,), -1, 20.0)], 1)
-    opinions.learn(slow(3).node, False)
+    opinions.steady(slow(3).node)
+    opinions.learn(False)
     assert opinions.restless == FIRST_RESTLESS
+
+
+def restless_job(opinions: Opinions, rounds: int, *, sick: int = -1) -> list[list[tuple[str, str]]]:
+    """Rounds in which ever other innocents stand out by 5 deviations, and one node by 4.5 in all of them; who is blamed in each."""
+    found = []
+    for number in range(rounds):
+        evidence = nothing()
+        evidence.node[LOCAL, [(7 * number) % NODES, (7 * number + 3) % NODES]] = 5.0
+        if sick >= 0:
+            evidence.node[LOCAL, sick] = 4.5
+            evidence.node[OWN, sick] = 4.5
+        steady = opinions.steady(own_of_group(evidence.node, GRAPH))
+        causes = attribute(evidence, GRAPH, opinions.prices(PRICES), RAILS, steady)
+        opinions.learn(bool(causes))
+        opinions.take(causes, number)
+        found.append([cause.key for cause in causes])
+    return found
+
+
+def test_who_is_sick_stays_so_while_healthy_imbalance_moves_around() -> None:
+    opinions = Opinions()
+    assert restless_job(opinions, 60) == [[]] * 60
+    assert opinions.prices(PRICES)["node"] > 40.0, "a single round's gain of 20 is nothing in this job"
+    blamed = restless_job(opinions, 8, sick=20)
+    assert blamed[: STEADY - 1] == [[]] * (STEADY - 1)
+    assert blamed[STEADY:] == [[("node", "n20")]] * (8 - STEADY)
+
+
+def test_a_mean_counts_only_as_far_as_the_round_bears_it_out() -> None:
+    opinions = Opinions(restless=20.0, restless_steady=0.0)
+    for _ in range(STEADY):
+        steady = opinions.steady(slow(9).node)
+    assert [c.key for c in attribute(slow(9), GRAPH, opinions.prices(PRICES), RAILS, steady)] == [("node", "n09")]
+    assert attribute(nothing(), GRAPH, opinions.prices(PRICES), RAILS, steady) == []
+
+
+def test_evidence_over_more_rounds_is_counted_once() -> None:
+    opinions = Opinions(restless=20.0, restless_steady=0.0)
+    steady = np.zeros(NODES, dtype=np.float32)
+    steady[9] = 50.0
+    by_mean = attribute(slow(9), GRAPH, opinions.prices(PRICES), RAILS, steady)[0]
+    assert by_mean.rounds == LONG + STEADY - 1
+    assert attribute(slow(9), GRAPH, PRICES, RAILS)[0].rounds == LONG
+
+
+def test_who_stands_out_alone_does_not_make_his_own_accusation_dearer() -> None:
+    opinions = Opinions()
+    for _ in range(100):
+        opinions.steady(slow(3).node)
+        opinions.learn(False)
+    assert opinions.prices(PRICES)["steady"] < 13.0
+
+
+def test_what_nodes_gained_lately_is_in_the_snapshot() -> None:
+    opinions = Opinions()
+    for _ in range(STEADY):
+        opinions.steady(slow(3).node)
+    again = decode_state(encode_state(opinions), Opinions)
+    assert again.steady(slow(3).node).tolist() == opinions.steady(slow(3).node).tolist()
 
 
 def port_round(number: int, asked: float, answered: float) -> Round:

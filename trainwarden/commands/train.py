@@ -38,7 +38,7 @@ LEVELS = tuple(0.5 * i for i in range(1, 9))
 ISOLATING, SHARED = 52_000_000, 1_700_000
 """Node-rounds of 3,000 node-days, in which no node shall be accused for nothing, and of 100, in which no shared part shall: a wrong word
 about a switch or a rack costs a look at it, and no node."""
-ACCUSED = ("node", "port")
+ACCUSED = ("node", "port", "steady")
 LEAST_PRICE = 12.0
 """Of a kind that the calibration runs never showed at all: they are nine node-days, too few to call it free."""
 
@@ -224,7 +224,7 @@ def calibrate(served: Served | None, proofs: Sequence[Lesson], bar: Bar) -> tupl
     gains = [_gains(run, made) for run in runs]
     prices = {
         kind: _price([g for one in gains for g in one[kind]], ISOLATING if kind in ACCUSED else SHARED)
-        for kind in KINDS
+        for kind in (*KINDS, "steady")
     }
     return {"node_table": made.node, "port_table": made.port, "normal": made.normal}, prices
 
@@ -274,34 +274,38 @@ def _quantiles(sums: list[F32]) -> F32:
 
 
 def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
-    """The largest gain that a cause of each kind keeps for two rounds, in each round of a run, prices not paid, except for how restless the
-    job is."""
+    """The largest gain that a cause of each kind, and the largest mean gain that a node (`steady`) keeps for two rounds, in each round of a
+    run, prices not paid, except for how restless the job is."""
     import numpy as np
 
-    from detectors.relation.attribution import KINDS, candidates, own_of_group
+    from detectors.relation.attribution import KINDS, borne_out, candidates, own_of_group
     from detectors.relation.judge import Evidence, Judge, Sums
-    from detectors.relation.opinions import RESTLESS, Opinions
+    from detectors.relation.opinions import Opinions
 
     graph, nodes, ports, effects = run
-    free = dict.fromkeys(KINDS, 0.0)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    free = dict.fromkeys((*KINDS, "steady"), 0.0)
+    found: dict[str, list[float]] = {kind: [] for kind in free}
     rails = ports[0].shape[1] // len(graph.nodes)
     judge = Judge(nodes=list(graph.nodes))
     judge.past.port = np.zeros((4, len(graph.nodes), rails), dtype=np.float32)
     judge.sums, opinions = Sums(), Opinions()
     before: dict[tuple[str, str], float] = {}
+    lately = np.zeros(len(graph.nodes), dtype=np.float32)
     for node, port, effect in zip(nodes, ports, effects, strict=True):
         judge.sums.put(node, port.astype(np.float32).reshape(4, len(graph.nodes), rails), effect)
         seen = judge.evidence(made)
         evidence = Evidence(own_of_group(seen.node, graph), seen.port)
-        restless = RESTLESS * opinions.restless
-        opinions.learn(evidence.node, False)
+        paid = opinions.prices(free)
+        mean = borne_out(opinions.steady(evidence.node), opinions.lately[-1])
+        opinions.learn(False)
         now = {cause.key: cause.gain for cause in candidates(evidence, graph, free, tuple(map(str, range(rails))))}
         steady = {key: min(gain, before.get(key, 0.0)) for key, gain in now.items()}
         before = now
         for kind in KINDS:
             most = max((gain for key, gain in steady.items() if key[0] == kind), default=0.0)
-            found[kind].append(max(most - restless, 0.0) if kind == "node" else most)
+            found[kind].append(max(most - paid[kind], 0.0))
+        found["steady"].append(max(float(np.minimum(mean, lately).max()) - paid["steady"], 0.0))
+        lately = mean
     return found
 
 
