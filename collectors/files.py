@@ -9,6 +9,8 @@ from pathlib import Path
 from trainwarden.clock import NS_PER_S, Clock
 
 CHUNK_BYTES = 65536
+LIMIT_BYTES = 32 << 20
+"""Of one file. The longest that are meant to be read, maps of a fabric, have a few MiB."""
 RETRY_NS = 60 * NS_PER_S
 NUMBER_LIMIT = 1e30
 
@@ -36,7 +38,7 @@ class Files:
         return self.root + name
 
     def read(self, name: str) -> bytes:
-        """The file's present content; raises `OSError`."""
+        """The file's present content; raises `OSError`, EFBIG when it is longer than `LIMIT_BYTES`."""
         descriptor = self._open.get(name)
         if descriptor is None:
             descriptor = self._open[name] = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -91,9 +93,13 @@ def _read_all(descriptor: int) -> bytes:
     content = os.pread(descriptor, CHUNK_BYTES, 0)
     if len(content) < 4096:
         return content
-    while chunk := os.pread(descriptor, CHUNK_BYTES, len(content)):
-        content += chunk
-    return content
+    pieces, size = [content], len(content)
+    while chunk := os.pread(descriptor, CHUNK_BYTES, size):
+        pieces.append(chunk)
+        size += len(chunk)
+        if size > LIMIT_BYTES:
+            raise OSError(errno.EFBIG, f"more than {LIMIT_BYTES >> 20} MiB: no file that is read here is so long")
+    return b"".join(pieces)
 
 
 def to_number(text: str) -> float | None:

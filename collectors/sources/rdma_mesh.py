@@ -32,8 +32,10 @@ from collectors.verbs.addresses import (
     opposite,
 )
 from collectors.verbs.doubt import Doubt
+from collectors.verbs.doubt import Row as PathRow
+from collectors.verbs.silence import Silence
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Gap
+from trainwarden.records import Gap, LogEvent
 from trainwarden.settings import option
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,8 @@ class RdmaMeshSource(Source):
     Without a device node ``/dev/infiniband/uverbs*`` nothing is started and nothing said. A row is named after the peer and the own port it
     was asked from, ``n7/mlx5_0/1``; the peer's port of the same name answers, or that of the same place. Ports take turns, so a row is
     there only in intervals in which one of its pings was decided. Losses of a peer that is silent on all ports are told when it answers
-    again or after 90 s: an agent that was started anew listens elsewhere, and its peers do not know at once.
+    again or after 90 s: an agent that was started anew listens elsewhere, and its peers do not know at once. A port over which none of
+    several peers answers any more is the event `rdma_silent`, and `rdma_answers` when one does again.
 
     Self-metrics: ``tw_process_cpu_seconds`` with ``helper`` is the child's, ``tw_probe_refused_total`` counts what was not answered.
     """
@@ -107,6 +110,7 @@ class RdmaMeshSource(Source):
         self._ordered: tuple[Any, ...] = ()
         self._restarts = 0
         self._doubt = Doubt()
+        self._silence = Silence()
         self._bad = 0
 
     def start(self) -> None:
@@ -167,10 +171,10 @@ class RdmaMeshSource(Source):
 
     # --- the child ----------------------------------------------------------------------------------------------------------------
 
-    def _hear_child(self) -> dict[str, tuple[float | None, float | None, float, float]]:
+    def _hear_child(self) -> dict[str, PathRow]:
         if self._keeper is None:
             self._keeper = Keeper(self.context.clock, self._options(), SILENT_S, (CHILD, "RDMA"))
-        rows: dict[str, tuple[float | None, float | None, float, float]] = {}
+        rows: dict[str, PathRow] = {}
         for message in self._keeper.poll():
             try:
                 report = wire.report_of(message)
@@ -251,9 +255,11 @@ class RdmaMeshSource(Source):
 
     # --- what it says -------------------------------------------------------------------------------------------------------------
 
-    def _weighed(self, rows: Mapping[str, tuple[float | None, float | None, float, float]]) -> dict[str, Row]:
+    def _weighed(self, rows: Mapping[str, PathRow]) -> dict[str, Row]:
         now_ns = self.context.clock.monotonic_ns()
         told = self._doubt.weigh(rows, self.context.facts.agents_gone, now_ns)
+        for port, silent in self._silence.note(told, self.context.facts.probed):
+            self.context.outlet.log(silence_event(port, silent), urgent=False)
         return {
             path: {"rtt_ms": NAN if median is None else median, "rtt_max_ms": NAN if longest is None else longest,
                    "sent_count": sent, "lost_count": lost}
@@ -266,6 +272,16 @@ class RdmaMeshSource(Source):
         if self._report is None:
             return (Gap(self.name, "starting" if not keeper.restarts else "helper_restarting"),)
         return tuple(Gap(self.name, f"{state}:{name}") for name, (state, _) in self._report.rails.items() if state)
+
+
+def silence_event(port: str, silent: int) -> LogEvent:
+    """That a port speaks to nobody any more (`silent` peers answered over it before), or that it is answered again."""
+    code = "rdma_silent" if silent else "rdma_answers"
+    what = f"{silent} peers answered over it before and none does now" if silent else "peers answer again"
+    attributes = {"port": port, **({"peers": str(silent)} if silent else {})}
+    severity = "warning" if silent else "info"
+    return LogEvent(source="rdma_mesh", severity=severity, code=code, line=f"{port}: pings over RDMA: {what}", template_id=code,
+                    attributes=attributes)  # fmt: skip
 
 
 def active_ports(source: RdmaMeshSource) -> dict[str, Found]:

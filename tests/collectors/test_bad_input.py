@@ -30,7 +30,7 @@ from collectors.sources.nic import NicSource
 from collectors.sources.process import ProcessSource
 from tests.collectors.kit import Bench, bench, devices, values
 from tests.collectors.nvml_stub import CALLS, COMPILER, NOT_SUPPORTED, Stub, built
-from tests.collectors.test_device_input import SOURCES, machine, no_error, samples
+from tests.collectors.test_device_input import SOURCES, machine, no_error, samples, sources
 from trainwarden.clock import NS_PER_S
 
 PID = 26231
@@ -74,6 +74,22 @@ def test_what_is_listed_and_gone_when_it_is_read_costs_nothing(tmp_path: Path, m
     board, built = node(tmp_path)
     no_error(samples(board, built))
     no_error(samples(board, built))
+
+
+def test_a_file_of_gigabytes_is_refused_and_not_kept(tmp_path: Path) -> None:
+    board = bench(tmp_path)
+    board.write("/proc/meminfo", "")
+    os.truncate(board.root / "proc/meminfo", 8 << 30)
+    files = Files(board.root, board.clock)
+    with pytest.raises(OSError, match="more than 32 MiB") as caught:
+        files.read("/proc/meminfo")
+    assert caught.value.errno == errno.EFBIG
+    assert files.text("/proc/meminfo") == ""
+    (tmp_path / "node").mkdir()
+    other = machine(tmp_path / "node")
+    for name in ("proc/meminfo", "proc/vmstat", "sys/class/infiniband/mlx5_0/ports/1/state"):
+        os.truncate(other.root / name, 8 << 30)
+    no_error(samples(other, sources(other)))
 
 
 def test_counters_that_go_backwards_have_no_rate_below_zero(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ TEXTS = ("str", "bytes", "bytes | bytearray", "memoryview", "list[str]", "Sequen
 ELSEWHERE = {
     "cloud.services.Azure._events": "hands on to azure_events, which is fed",
     "nvidia.child.options_of": "reads what its own parent wrote",
+    "nvidia.parent.Keeper.send": "sends",
+    "nvidia.parent.Process.send": "sends",
     "nvidia.source.NvmlSource._take": "tells frames from facts; the readers of both are fed",
     "pages.command.Answer.__init__": "holds a program's answer",
     "pages.command.Command.run": "runs a program",
@@ -42,6 +44,7 @@ ELSEWHERE = {
     "sources.process.Cgroups._find": "looks for files by what Cgroups._groups says, which is fed",
     "sources.steps.StepsSource.handle": "hands on to parse, which is fed",
     "tail.Tail._complete": "pieces of files: test_tail cuts them everywhere",
+    "verbs.port.Arrival.__init__": "holds a datagram; echo.parse and sender_of are fed",
 }
 """Functions that take content and are not fed, and why."""
 

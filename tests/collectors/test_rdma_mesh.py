@@ -19,6 +19,7 @@ from collectors.sources.rdma_mesh import LOOK_NS, REST_NS, RdmaMeshSource
 from collectors.topology.rotation import RDMA_SHARE_PER_S, probes_per_peer_s
 from collectors.verbs import child, wire
 from collectors.verbs.addresses import Address, announcement
+from collectors.verbs.doubt import DOUBT_NS
 from collectors.verbs.library import Verbs
 from collectors.verbs.port import SLOT_BYTES, SLOTS, Port, Wanted
 from collectors.verbs.probing import Pings
@@ -394,6 +395,16 @@ def test_a_child_that_says_nothing_and_one_that_says_nonsense_are_told(
     kept.said = (wire.report({"mlx5_0/1": ("permission", None)}, {}, {"rate": 3}, 5.0),)
     assert [gap.reason for gap in source.sample(0).gaps] == ["permission:mlx5_0/1"]
     assert b.context.metrics.value("tw_probe_refused_total", reason="rdma_rate") == 3
+    source.context.facts.probed = ("n1", "n2")
+    for row in ([0.1, 0.2, 1, 0], [None, None, 3, 3], [None, None, 3, 3], [0.1, 0.2, 1, 0]):
+        kept.said = (
+            wire.report(
+                {"mlx5_0/1": ("", None)}, {"n1/mlx5_0/1": row, "n2/mlx5_0/1": row, "n1/mlx5_1/1": row}, {}, 5.0
+            ),
+        )
+        assert source.sample(0).gaps == ()
+        b.clock.advance_ns(DOUBT_NS)
+    assert b.outlet.codes == ["rdma_silent", "rdma_answers"]
     (b.root / "dev/infiniband/uverbs0").unlink()
     b.clock.advance_ns(LOOK_NS)
     assert (source.sample(0).gaps, source._keeper) == ((), None), "the adapter is gone, and its gap with it"

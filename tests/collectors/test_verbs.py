@@ -28,6 +28,7 @@ from collectors.verbs.addresses import (
 from collectors.verbs.doubt import DOUBT_NS, Doubt, peer_of
 from collectors.verbs.library import LibraryError, Verbs
 from collectors.verbs.probing import Pings
+from collectors.verbs.silence import Silence
 from tests.collectors.kit import FIXTURES
 from trainwarden.clock import NS_PER_S
 
@@ -175,6 +176,34 @@ def test_what_was_lost_to_an_agent_that_is_gone_or_begins_anew_is_forgotten() ->
     doubt.keep(["n1", "n2"])
     every = {f"n{i}/a/1": GOOD for i in (1, 2, 3)}
     assert doubt.weigh(every, (), 2) == every
+
+
+def silent(port: str, *peers: str) -> dict[str, tuple[float | None, float | None, float, float]]:
+    return {f"{peer}/{port}": LOST for peer in peers}
+
+
+def test_a_port_that_nobody_answers_any_more_is_told_once_and_so_is_its_return() -> None:
+    silence, peers = Silence(), ("n1", "n2", "n3")
+    assert silence.note({f"{peer}/{port}": GOOD for peer in peers for port in ("a/1", "b/1")}, peers) == []
+    told = [silence.note(silent("a/1", *peers) | {"n1/b/1": GOOD}, peers) for _ in range(5)]
+    assert told == [[], [("a/1", 3)], [], [], []]
+    assert silence.note({"n2/a/1": GOOD}, peers) == [("a/1", 0)]
+    assert silence.note({"n2/a/1": GOOD}, peers) == []
+
+
+def test_a_port_is_not_silent_while_one_peer_answers_or_only_one_ever_did() -> None:
+    silence, peers = Silence(), ("n1", "n2", "n3")
+    silence.note({"n1/a/1": GOOD, "n2/a/1": GOOD, "n1/b/1": GOOD}, peers)
+    for _ in range(9):
+        assert silence.note(silent("a/1", "n1", "n3") | {"n2/a/1": GOOD} | silent("b/1", "n1", "n2", "n3"), peers) == []
+    assert silence.note(silent("a/1", "n1", "n2"), peers) == [("a/1", 2)]
+
+
+def test_peers_that_are_asked_no_more_do_not_count() -> None:
+    silence = Silence()
+    silence.note({f"n{i}/a/1": GOOD for i in range(100)}, [f"n{i}" for i in range(100)])
+    for _ in range(9):
+        assert silence.note(silent("a/1", "n1"), ["n1", "n100"]) == []
 
 
 @pytest.mark.parametrize(("path", "peer"), [("n1/mlx5_0/1", "n1"), ("a/b/mlx5_0/1", "a/b")])
