@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
 
 from tests.faults.running.test_hung import hung
 from tests.faults.theatre import Theatre, get, wait_for
+from trainwarden import topics
+from trainwarden.bus.produce import VERSIONS, Place, Waiting
+from trainwarden.bus.solo import Line, Queue
 from trainwarden.records import LogEvent, encode
 
 BURST_S = int(os.environ.get("TRAINWARDEN_BURST_S", "1"))
@@ -21,21 +23,39 @@ pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mar
 
 
 def burst(play: Theatre, node: str) -> int:
-    """Events of a node that nobody knows, as fast as they can be sent and no faster than `PER_S`."""
-    producer = KafkaProducer(bootstrap_servers=[play.kafka.bootstrap], linger_ms=20, batch_size=256 * 1024, acks=1)
+    """Events of a node that nobody knows, `PER_S` a second, all made before: Python does not make and send so many at once."""
+    requests = [_request(node, second * PER_S, PER_S) for second in range(BURST_S)]
+    host, _, port = play.kafka.bootstrap.partition(":")
     begun_s = time.monotonic()
+    line = Line(host, int(port), VERSIONS[1], begun_s + 10)
     try:
-        for number in range(PER_S * BURST_S):
-            event = LogEvent(cluster="demo", node=node, boot_id=node, seq=number, observed_at_ns=time.time_ns(), source="burst",
-                             line=f"line {number} of a burst", template_id="burst")  # fmt: skip
-            producer.send("tw.logs", value=encode(event), key=b"%d" % (number % 64))
-            if number % PER_S == PER_S - 1:
-                wait_for("the next second", lambda: time.monotonic() - begun_s >= (number + 1) / PER_S)  # noqa: B023
-        producer.flush(120)
+        for second, rounds in enumerate(requests):
+            for batches in rounds:
+                line.send(batches, time.monotonic() + 30)
+                answers = line.receive(time.monotonic() + 30)
+                assert not any(answer.error_code for answer in answers.values()), answers
+            wait_for("the next second", lambda: time.monotonic() - begun_s >= second + 1)  # noqa: B023
     finally:
-        producer.close()
+        line.close()
     play.figures.append((f"burst of {PER_S * BURST_S} events sent", time.monotonic() - begun_s))
     return PER_S * BURST_S
+
+
+def _request(node: str, first: int, count: int) -> list[dict[Place, bytes]]:
+    """Events of one second as Kafka's batches, one of each partition at a time."""
+    queues = [Queue() for _ in range(topics.BY_NAME["tw.logs"].partitions)]
+    for number in range(first, first + count):
+        event = LogEvent(cluster="demo", node=node, boot_id=node, seq=number, observed_at_ns=time.time_ns(), source="burst",
+                         line=f"line {number} of a burst", template_id="burst")  # fmt: skip
+        queues[number % len(queues)].messages.append(
+            Waiting("tw.logs", node.encode(), encode(event), time.time_ns() // 1_000_000)
+        )
+    rounds = []
+    while any(queue.messages for queue in queues):
+        rounds.append({("tw.logs", number): queue.batch() for number, queue in enumerate(queues) if queue.messages})
+        for _, partition in rounds[-1]:
+            queues[partition].taken()
+    return rounds
 
 
 def memory_mb(pid: int) -> float:
