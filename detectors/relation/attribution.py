@@ -34,8 +34,8 @@ DISTINCT = 3.0
 COMMON_SHIFT = 1.0
 """What neighbours share without a common cause (weather, phases of a step, other jobs' traffic): a shared cause must shift them by more."""
 STEADY, BORNE_OUT = 4, 2.0
-"""Rounds over which gains of nodes are averaged; such a mean counts up to so many times what the node gains now, for what another cause
-explains is gone from that."""
+"""Rounds over which gains of nodes are averaged; such a mean counts up to so many times what the node gains now (for what another cause
+explains is gone from that), and where step clocks say now that the node is late: who only computes more is restless and not slow."""
 MOST_CAUSES = 4
 LEAST_MEMBERS = 3
 SHARE = 0.6
@@ -149,15 +149,15 @@ def node_gains(node: F32) -> F32:
     return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
 
 
-def borne_out(steady: F32, gains: F32) -> F32:
-    """Means of gains, as far as the gains of now bear them out."""
-    return np.minimum(steady, BORNE_OUT * gains)
+def borne_out(steady: F32, node: F32) -> F32:
+    """Means of gains, as far as the evidence of now bears them out."""
+    late = np.maximum(node[LOCAL], node[DATA]) > SUSPECT
+    return np.where(late, np.minimum(steady, BORNE_OUT * node_gains(node)), np.float32(0.0))
 
 
 def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F32 | None) -> _Part:
-    now = node_gains(left.node)
-    alone = now - prices["node"]
-    gains = alone if steady is None else np.maximum(alone, borne_out(steady, now) - prices["steady"])
+    alone = node_gains(left.node) - prices["node"]
+    gains = alone if steady is None else np.maximum(alone, borne_out(steady, left.node) - prices["steady"])
 
     def causes() -> Iterator[Cause]:
         names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")

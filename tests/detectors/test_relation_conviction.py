@@ -167,6 +167,9 @@ def test_a_mean_counts_only_as_far_as_the_round_bears_it_out() -> None:
         steady = opinions.steady(slow(9).node)
     assert [c.key for c in attribute(slow(9), GRAPH, opinions.prices(PRICES), RAILS, steady)] == [("node", "n09")]
     assert attribute(nothing(), GRAPH, opinions.prices(PRICES), RAILS, steady) == []
+    computes_more = nothing()
+    computes_more.node[OWN, 9] = 5.0
+    assert attribute(computes_more, GRAPH, opinions.prices(PRICES), RAILS, steady) == []
 
 
 def test_evidence_over_more_rounds_is_counted_once() -> None:
