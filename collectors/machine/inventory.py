@@ -153,7 +153,8 @@ def over_ranks(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
     values: dict[str, set[str]] = {}
     for found in environments:
         for item, value in found.items():
-            values.setdefault(item, set()).add(value)
+            if value:
+                values.setdefault(item, set()).add(value)
     return {item: " | ".join(sorted(different))[:VALUE_CHARS] for item, different in sorted(values.items())}
 
 

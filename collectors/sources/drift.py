@@ -40,8 +40,8 @@ class _Saved(msgspec.Struct):
 
 class DriftSource(Source):
     """Publishes no numbers: an event `drift:<item>` with the value before and after for each change, also for those that happened while
-    the agent was away, and one event `drift:inventory` when it starts. Of the environment of training processes only variables of the
-    communication libraries are kept.
+    the agent was away, and one event `drift:inventory` when it starts. The image of a job is what a variable of its ranks says, else what
+    Kubernetes says of their pods. Of the environment of training processes only variables of the communication libraries are kept.
     """
 
     name: ClassVar[str] = "drift"
@@ -66,6 +66,7 @@ class DriftSource(Source):
         self._handled: Answer[Seen] | None = None
         self._known: _Saved | None = None
         self._jobs: dict[str, dict[str, str]] = {}
+        self._images: dict[str, str] = {}
         self._begun = False
         self._keeps = False
 
@@ -77,6 +78,7 @@ class DriftSource(Source):
         if pids != self._pids:
             self._pids = pids
             self._question.soon()
+        self._images = {job: self._image(job) for job in dict.fromkeys(job for job, _ in pids)}
         answer = self._question.newest()
         if answer is not None and answer is not self._handled:
             self._handled = answer
@@ -105,10 +107,16 @@ class DriftSource(Source):
         by_job: dict[str, list[dict[str, str]]] = {}
         for job, pid in self._pids:
             found = self._environment(pid)
-            if found:
-                by_job.setdefault(job, []).append(found)
+            if found or self._images.get(job):
+                by_job.setdefault(job, []).append({"image": self._images.get(job, ""), **found})
         self._files.close()  # looked at once a minute: no reason to keep thirty descriptors
         return Seen(machine, {job: inventory.over_ranks(found) for job, found in by_job.items()})
+
+    def _image(self, job: str) -> str:
+        """Images of the job's pods, by the source `kubernetes`; while that knows nothing yet what was known last."""
+        claim = self.context.facts.board.merged(f"job:{job}").get("k8s_image")
+        known = self._known.job.get("image", "") if self._known is not None else ""
+        return inventory.clean(claim.value) if claim is not None else known
 
     def _environment(self, pid: int) -> dict[str, str]:
         try:
@@ -149,7 +157,9 @@ class DriftSource(Source):
         for job, items in seen.jobs.items():
             if not first:
                 # a job not seen before is compared with the one before it
-                self._tell_all(inventory.changes(self._jobs.get(job, known.job), items), job)
+                before = self._jobs.get(job, known.job)
+                # the cluster tells of images when it answers first: that is no change
+                self._tell_all([news for news in inventory.changes(before, items) if news[:2] != ("image", "")], job)
         self._jobs = seen.jobs
         merged = _Saved({**known.machine, **seen.machine}, inventory.over_ranks(seen.jobs.values()) or known.job)
         if not first:

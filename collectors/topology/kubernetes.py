@@ -46,6 +46,7 @@ POD_OF_CGROUP = re.compile(
 )
 LABEL_LINE = re.compile(r'([A-Za-z0-9._/-]{1,320})="((?:[^"\\]|\\.)*)"')
 MAX_PODS = 1000
+IMAGES_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,11 @@ class Pod:
     name: str = ""
     namespace: str = ""
     labels: Mapping[str, str] | None = None
+    image: str = ""
 
     def attributes(self) -> dict[str, str]:
         """What the job's topology event says of it."""
-        place = {"k8s_namespace": self.namespace, "k8s_pod": self.name}
+        place = {"k8s_namespace": self.namespace, "k8s_pod": self.name, "k8s_image": self.image}
         return {**{key: value for key, value in place.items() if value}, **chosen(self.labels or {}, POD_LABELS)}
 
 
@@ -151,9 +153,40 @@ def pods_of_list(document: Any) -> dict[str, Pod]:
             mirror = _text_table(meta.get("annotations")).get("kubernetes.io/config.mirror", "")
             uid = mirror or meta["uid"]
             found[uid] = Pod(
-                uid, str(meta.get("name", "")), str(meta.get("namespace", "")), _text_table(meta.get("labels"))
+                uid,
+                str(meta.get("name", "")),
+                str(meta.get("namespace", "")),
+                _text_table(meta.get("labels")),
+                images_of(item),
             )
     return found
+
+
+def images_of(pod: Mapping[str, Any]) -> str:
+    """Images of a pod's containers as they were asked for, with the digest that runs: a tag may be moved.
+
+    Examples
+    --------
+    >>> images_of({"spec": {"containers": [{"name": "t", "image": "train:1.4"}]},
+    ...            "status": {"containerStatuses": [{"name": "t", "imageID": "docker.io/train@sha256:0123456789abcdef"}]}})
+    'train:1.4@sha256:0123456789ab'
+    """
+    digests = {
+        str(status.get("name")): str(status.get("imageID", "")).rpartition("@sha256:")[2][:12]
+        for status in _tables(pod.get("status"), "containerStatuses")
+        if "@sha256:" in str(status.get("imageID", ""))
+    }
+    found = []
+    for container in _tables(pod.get("spec"), "containers"):
+        if isinstance(image := container.get("image"), str) and image:
+            digest = digests.get(str(container.get("name")), "")
+            found.append(f"{image}@sha256:{digest}" if digest and "@sha256:" not in image else image)
+    return " ".join(sorted(dict.fromkeys(found)))[:IMAGES_CHARS]
+
+
+def _tables(node: Any, key: str) -> list[dict[str, Any]]:
+    entries = node.get(key) if isinstance(node, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _labels(document: Any, kind: str) -> dict[str, str]:

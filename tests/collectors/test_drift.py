@@ -150,6 +150,32 @@ def test_two_jobs_of_one_node_do_not_look_like_changes(tmp_path: Path) -> None:
     assert facts(board)["env.NCCL_ALGO"] == "Ring | Tree"
 
 
+def test_the_image_of_a_pod_is_known_by_the_cluster_and_a_change_of_it_told(tmp_path: Path) -> None:
+    board = node(tmp_path)
+    rank(board, "train", 0, 11)
+    environ(board, 11, PATH="/bin")
+    say = board.context.facts.board.tell
+    source = built(board)
+    look(board, source)
+    assert "image" not in facts(board)
+    for image, codes in (("a:1", []), ("a:1@sha256:0123", ["drift:image"]), ("a:1@sha256:0123", [])):
+        say("job:train", "kubernetes", "scheduler", {"k8s_image": image}, 0)
+        before = len(board.outlet.codes)
+        look(board, source)
+        look(board, source)
+        assert (board.outlet.codes[before:], facts(board)["image"]) == (codes, image)
+    # after a restart the cluster is silent for a while: what was known stands
+    say("job:train", "kubernetes", "scheduler", {}, 0)
+    again = built(board)
+    before = len(board.outlet.codes)
+    for _ in range(3):
+        look(board, again)
+    assert (board.outlet.codes[before:], facts(board)["image"]) == (["drift:inventory"], "a:1@sha256:0123")
+    environ(board, 11, TRAINWARDEN_IMAGE="own:2")
+    look(board, again)
+    assert facts(board)["image"] == "own:2", "what the rank itself says is believed"
+
+
 def test_a_single_look_writes_nothing(tmp_path: Path) -> None:
     board = node(tmp_path)
     source = board.build(DriftSource)

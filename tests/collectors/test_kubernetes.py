@@ -11,7 +11,7 @@ import pytest
 from collectors.announce import rank_device
 from collectors.sources.kubernetes import KubernetesSource
 from collectors.topology.apiserver import ApiServer, parse_answer
-from collectors.topology.kubernetes import pod_of_cgroup
+from collectors.topology.kubernetes import images_of, pod_of_cgroup
 from tests.collectors.kit import FIXTURES, Bench, bench
 from tests.collectors.test_slurm import facts, settle
 
@@ -147,6 +147,12 @@ def test_a_pod_that_has_a_part_of_the_node_does_not_say_which_device_a_rank_uses
 )
 def test_pod_of_a_cgroup(cgroup: str, uid: str) -> None:
     assert pod_of_cgroup(cgroup) == uid
+
+
+@pytest.mark.parametrize("pod", [{}, {"spec": 1, "status": []}, {"spec": {"containers": [1, {"name": 2, "image": 3}, {}]}},
+                                 {"spec": {"containers": {}}, "status": {"containerStatuses": [{"imageID": None}]}}])  # fmt: skip
+def test_pods_without_images(pod: dict[str, Any]) -> None:
+    assert images_of(pod) == ""
 
 
 def test_answers_of_the_api_server() -> None:

@@ -396,7 +396,9 @@ def test_a_child_that_says_nothing_and_one_that_says_nonsense_are_told(
     assert [gap.reason for gap in source.sample(0).gaps] == ["permission:mlx5_0/1"]
     assert b.context.metrics.value("tw_probe_refused_total", reason="rdma_rate") == 3
     source.context.facts.probed = ("n1", "n2")
-    for row in ([0.1, 0.2, 1, 0], [None, None, 3, 3], [None, None, 3, 3], [0.1, 0.2, 1, 0]):
+    answered: list[float | None] = [0.1, 0.2, 1, 0]
+    lost: list[float | None] = [None, None, 3, 3]
+    for row in (answered, lost, lost, answered):
         kept.said = (
             wire.report(
                 {"mlx5_0/1": ("", None)}, {"n1/mlx5_0/1": row, "n2/mlx5_0/1": row, "n1/mlx5_1/1": row}, {}, 5.0
