@@ -149,15 +149,17 @@ def node_gains(node: F32) -> F32:
     return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
 
 
-def borne_out(steady: F32, node: F32) -> F32:
-    """Means of gains, as far as the evidence of now bears them out."""
-    late = np.maximum(node[LOCAL], node[DATA]) > SUSPECT
-    return np.where(late, np.minimum(steady, BORNE_OUT * node_gains(node)), np.float32(0.0))
+def borne_out(steady: F32, gains: F32) -> F32:
+    """Means of gains, as far as the gains of now bear them out."""
+    return np.minimum(steady, np.float32(BORNE_OUT) * gains)
 
 
 def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F32 | None) -> _Part:
-    alone = node_gains(left.node) - prices["node"]
-    gains = alone if steady is None else np.maximum(alone, borne_out(steady, left.node) - prices["steady"])
+    now = node_gains(left.node)
+    alone = gains = now - prices["node"]
+    if steady is not None:
+        late = left.node[[LOCAL, DATA]].max(axis=0) > SUSPECT
+        gains = np.maximum(alone, np.where(late, borne_out(steady, now), np.float32(0.0)) - prices["steady"])
 
     def causes() -> Iterator[Cause]:
         names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")

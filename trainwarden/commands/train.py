@@ -296,7 +296,8 @@ def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
         seen = judge.evidence(made)
         evidence = Evidence(own_of_group(seen.node, graph), seen.port)
         paid = opinions.prices(free)
-        mean = borne_out(opinions.steady(evidence.node), evidence.node)
+        # that step clocks say late is asked in service only: it is not to make the price lower
+        mean = borne_out(opinions.steady(evidence.node), opinions.lately[-1])
         opinions.learn(False)
         now = {cause.key: cause.gain for cause in candidates(evidence, graph, free, tuple(map(str, range(rails))))}
         steady = {key: min(gain, before.get(key, 0.0)) for key, gain in now.items()}
