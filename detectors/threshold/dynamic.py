@@ -84,7 +84,7 @@ class ThresholdDetector(Detector):
     """Says `threshold` of single series."""
 
     name = "dynamic_threshold"
-    version = 5
+    version = 6
     kinds = ("threshold",)
     Settings = ThresholdSettings
     settings: ThresholdSettings

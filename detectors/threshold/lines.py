@@ -198,6 +198,7 @@ class Lines:
         starts, ends = self._streaks(beyond, grid)
         shifts, settled = self._shifts()
         self.state.age += 1
+        self.state.shifts.pass_tick()
         self._ages[1].tick += 1
         return Readings(
             beyond,
@@ -420,8 +421,8 @@ class Lines:
         old = state.places.seen[row, column] >= _SHIFT_WARM * self.settings.warm_ticks
         old &= state.unsure[row] == 0
         new = old & (state.shifted[row, column] == 0) & ~state.open[row, column] & (state.streak[row, column] == 0)
-        if state.tails.alike and new.any():
-            new[new] = self._far_among_like(row[new], column[new])
+        if new.any():
+            new[new] = self._far_from_usual(row[new], column[new])
         state.shifted[row[new], column[new]] = _SAID
         held = np.column_stack(np.divmod(np.flatnonzero(state.shifted), columns))
         back = held[(state.shifts.walk[:, held[:, 0], held[:, 1]] == 0).all(axis=0)]
@@ -429,15 +430,15 @@ class Lines:
         state.shifted[back[:, 0], back[:, 1]] = 0
         return np.column_stack((row[new], column[new])), back[said]
 
-    def _far_among_like(self, row: Array, column: Array) -> NDArray[np.bool_]:
-        """Which walks are too long for like series too: what is usual of a slow series shows late, and then in some of them."""
-        walk, mean = self.state.shifts.walk[:, row, column].max(axis=0), self.state.shifts.mean
-        usual = np.zeros(len(row), np.float32)
-        for number in np.unique(column).tolist():
-            usual[column == number] = np.quantile(mean[:, number], _USUAL_OF_LIKE)
-        return np.asarray(
-            walk > np.maximum(usual, mean[row, column]) * np.float32(-np.log(_SHIFT_RISK * self.settings.risk))
-        )
+    def _far_from_usual(self, row: Array, column: Array) -> NDArray[np.bool_]:
+        """Which walks are too long for the series' memory and for like series: what is usual of slow ones shows late, then in some."""
+        shifts, lengths = self.state.shifts, np.float32(-np.log(_SHIFT_RISK * self.settings.risk))
+        walk = shifts.walk[:, row, column].max(axis=0)
+        far = walk > shifts.usual(row, column) * lengths
+        for number in np.unique(column[far]).tolist() if self.state.tails.alike else ():
+            like = np.float32(np.quantile(shifts.mean[:, number], _USUAL_OF_LIKE))
+            far &= (column != number) | (walk > like * lengths)
+        return np.asarray(far)
 
     # --- size ----------------------------------------------------------------------------------------------------------------
 
@@ -452,6 +453,7 @@ class Lines:
                 old, new = getattr(source, name), getattr(target, name)
                 if isinstance(old, np.ndarray):
                     _paste(name, new, old, old_rows, old_columns)
+        fresh.state.shifts.tick = self.state.shifts.tick
         self.state, self._scratch, self._ages = fresh.state, [], (None, Ages())
 
     def keep(self, rows: NDArray[np.bool_]) -> None:

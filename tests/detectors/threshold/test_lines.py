@@ -284,3 +284,32 @@ def test_no_shift_is_judged_until_places_are_sure_again_after_work_began_anew() 
 
 def test_a_node_that_is_late_for_a_few_ticks_has_not_begun_anew() -> None:
     assert drifting_after([1, 550, 554], 600, 800) == drifting_after([1], 600, 800)
+
+
+def smoothed(ticks_of_memory: float, ticks: int, series: int) -> np.ndarray:
+    """Noise as a load average shows it: each value keeps what is left of those before. Its spread is 1."""
+    rng, kept = np.random.default_rng(11), float(np.exp(-1.0 / ticks_of_memory))
+    values = [rng.normal(size=series)]
+    for _ in range(ticks - 1):
+        values.append(kept * values[-1] + np.sqrt(1.0 - kept**2) * rng.normal(size=series))
+    return np.array(values, np.float32)
+
+
+def shifted(values: np.ndarray, floor: float = 1e-3) -> int:
+    lines = Lines(values.shape[1], 1, floor=floor)
+    return sum(len(lines.step(row[:, None]).shifts) for row in values)
+
+
+def test_what_wanders_by_its_memory_has_not_shifted_and_what_has_none_is_found_as_before() -> None:
+    assert shifted(smoothed(60.0, 900, 40), floor=2.0) == 0
+    quick = np.random.default_rng(12).normal(size=(800, 40)).astype(np.float32)
+    assert shifted(quick) == 0
+    quick[600:, :8] += 2.0
+    assert shifted(quick) >= 8
+
+
+def test_the_present_does_not_excuse_itself() -> None:
+    """A series that hardly moves and then lies elsewhere has no memory of that before a window of it has closed."""
+    values = (1e-4 * np.random.default_rng(13).normal(size=(700, 4))).astype(np.float32)
+    values[610:, 1] += 2.5e-3
+    assert shifted(values) == 1
