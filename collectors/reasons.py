@@ -28,6 +28,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "timeout": ("no whole answer within the deadline", "the service is overloaded, or stuck"),
     "unreachable": ("nobody there", "the address in the configuration; a firewall"),
     "over_limit": ("more files or ranks than are followed", "narrow the pattern"),
+    "overwritten": ("the kernel overwrote records of its log before they were read; they are counted", "a longer ring: `log_buf_len`"),
     "positions_unsaved": ("positions in logs are not stored: lines may come twice after a restart", "room and rights on the spool's disk"),
     # of one source
     "spool_full": ("the disk takes no more records: the newest wait in memory", "make room, or move `collector.spool_directory`"),

@@ -48,15 +48,22 @@ class Reader(Protocol):
 
 
 class KernelRing:
-    """/dev/kmsg: one record per read. Resumes by sequence number within the same boot of the kernel."""
+    """/dev/kmsg: one record per read. Resumes by sequence number within the same boot of the kernel.
 
-    def __init__(self, path: Path, position: Position | None, boot: int) -> None:
+    Attributes
+    ----------
+    lost
+        Records that were overwritten before they were read; whoever tells of them puts it back to 0.
+    """
+
+    def __init__(self, path: Path, position: Position | None, boot: int, from_start: bool = False) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._boot = boot
         self._last = position.offset if position is not None and position.device == boot else -1
-        if self._last < 0:
+        if self._last < 0 and not from_start:
             os.lseek(self._descriptor, 0, os.SEEK_END)
-        self.overwritten = 0
+        self._was_overwritten = False
+        self.lost = 0
 
     def poll(self, max_bytes: int) -> list[str]:
         """As `block`, decoded."""
@@ -77,12 +84,17 @@ class KernelRing:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                self.overwritten += 1
+                self._was_overwritten = True
                 continue
+            if not record:
+                break
             size_bytes += len(record)
             sequence = record.split(b",", 2)[1:2]
             number = int(sequence[0]) if sequence and sequence[0].isdigit() else self._last + 1
             if number > self._last:
+                if self._was_overwritten:
+                    self.lost += max(1, number - self._last - 1) if self._last >= 0 else 1
+                self._was_overwritten = False
                 self._last = number
                 lines.append(record.split(b"\n", 1)[0])
         return b"\n".join([*lines, b""]) if lines else b""
@@ -113,7 +125,9 @@ class LogfileSource(Source):
         )
         bytes_per_poll: int = option(4 * 1024 * 1024, "read from one file at most per look: files take turns")
         budget_ms: int = option(25, "time for one look: a flood of lines waits in its file")
-        from_start: bool = option(False, "read files that are already there at the first start from their beginning")
+        from_start: bool = option(
+            False, "read what is already there at the first start, files and the kernel's log, from its beginning"
+        )
         fold_s: float = option(5.0, "identical lines within this time are one event with a count")
         burst: float = option(20.0, "events of one code and file at once")
         per_s: float = option(2.0, "events of one code and file per second after a burst")
@@ -128,6 +142,7 @@ class LogfileSource(Source):
         folder = Folder(settings.fold_s, settings.burst, settings.per_s, refused(context))
         self._desk = Desk(context, self._table, folder, self.name)
         self._problems: dict[str, str] = {}
+        self._overwritten: set[str] = set()
         self._watch: Watch | None = None
         self._more = False
         self._worker = Worker("tw-logfile", self._turn, self._failed)
@@ -140,7 +155,9 @@ class LogfileSource(Source):
 
     def sample(self, now_ns: int) -> Sample:
         del now_ns
-        return Sample(gaps=tuple(Gap(self.name, f"{reason}:{name}") for name, reason in sorted(self._problems.items())))
+        overwritten, self._overwritten = self._overwritten, set()
+        gaps = [Gap(self.name, f"{reason}:{name}") for name, reason in sorted(self._problems.items())]
+        return Sample(gaps=(*gaps, *(Gap(self.name, f"overwritten:{name}") for name in sorted(overwritten))))
 
     def close(self) -> None:
         watch = self._watch
@@ -179,15 +196,23 @@ class LogfileSource(Source):
             self._trouble(name, path, error)
             return False
         self._problems.pop(name, None)
+        self._note_lost(name)
         self._desk.block(self._channels[name], block)
         return len(block) > CHUNK_BYTES // 2
+
+    def _note_lost(self, name: str) -> None:
+        reader = self._readers.get(name)
+        if isinstance(reader, KernelRing) and reader.lost:
+            self.context.metrics.count("tw_log_lines_dropped_total", reader.lost, file=name)
+            self._overwritten = {*self._overwritten, name}
+            reader.lost = 0
 
     def _reader(self, name: str, location: str) -> Reader:
         reader = self._readers.get(name)
         if reader is None:
             saved, path = self._positions.of(name), Path(location)
             if path.exists() and stat.S_ISCHR(path.stat().st_mode):
-                reader = ring = KernelRing(path, saved, _kernel_boot())
+                reader = ring = KernelRing(path, saved, _kernel_boot(), self.settings.from_start)
                 if self._watch is not None:
                     self._watch.follow(ring.fileno())
             else:

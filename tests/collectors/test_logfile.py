@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.sources.logfile import KernelRing, LogfileSource, redact
+from collectors.sources.logfile import CHUNK_BYTES, KernelRing, LogfileSource, redact
 from collectors.tail import Position
 from tests.collectors.kit import Bench, bench
 from trainwarden.records import encode
@@ -183,9 +183,45 @@ def test_kernel_records_lose_their_key_value_lines_and_overwriting_is_survived(
 ) -> None:
     reader = KernelRing(tmp_path / "kmsg", None, boot=7)
     ring.extend([b"3,10,1000,-;one\n SUBSYSTEM=pci\n", BrokenPipeError(32, "overwritten"), b"3,15,2000,-;two\n"])
-    assert reader.poll(1 << 20) == ["3,10,1000,-;one", "3,15,2000,-;two"]
-    assert reader.overwritten == 1
-    assert reader.position() == Position(7, 0, 15)
+    ring.append(b"3,17,2000,-;two\n")  # a number left out without being overwritten was never written
+    assert reader.poll(1 << 20) == ["3,10,1000,-;one", "3,15,2000,-;two", "3,17,2000,-;two"]
+    assert reader.lost == 4
+    assert reader.position() == Position(7, 0, 17)
+
+
+def test_what_the_kernel_overwrote_is_a_gap_of_one_tick_and_counted(ring: list[object], tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    source = bench(tmp_path / "bench").build(LogfileSource, files={"kernel": str(tmp_path / "kmsg")})
+    assert isinstance(source, LogfileSource)
+    reader = KernelRing(tmp_path / "kmsg", None, boot=7)
+    source._readers["kernel"] = reader
+    ring.extend([b"3,10,1,-;one\n", BrokenPipeError(32, "overwritten"), b"3,15,2,-;two\n"])
+    source.poll()
+    assert [gap.reason for gap in source.sample(0).gaps] == ["overwritten:kernel"]
+    assert source.sample(0).gaps == ()
+    assert source.context.metrics.value("tw_log_lines_dropped_total", file="kernel") == 4
+
+
+def test_the_kernels_log_is_read_from_its_end_or_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_bytes(b"3,10,1,-;old\n")
+    assert KernelRing(tmp_path / "kmsg", None, boot=7).poll(1 << 20) == []
+    assert KernelRing(tmp_path / "kmsg", None, boot=7, from_start=True).poll(1 << 20) == ["3,10,1,-;old"]
+
+
+def test_a_file_that_is_flooded_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    """Files take turns, a piece each, and one look has its limit."""
+    (tmp_path / "bench").mkdir()
+    board = bench(tmp_path / "bench")
+    flooded, quiet = tmp_path / "a", tmp_path / "b"
+    flooded.write_bytes(b"nothing to see\n" * 100_000)
+    quiet.write_text(XID.format(79, "GPU has fallen off the bus."), encoding="utf-8")
+    files = {"a": str(flooded), "b": str(quiet)}
+    source = board.build(LogfileSource, files=files, from_start=True, bytes_per_poll=CHUNK_BYTES, budget_ms=60_000)
+    assert isinstance(source, LogfileSource)
+    source.poll()
+    assert board.outlet.codes == ["xid:79"]
+    assert source._readers["a"].position().offset <= 2 * CHUNK_BYTES  # type: ignore[union-attr]
+    source.close()
 
 
 def test_kernel_records_seen_before_a_restart_are_not_given_again(ring: list[object], tmp_path: Path) -> None:
