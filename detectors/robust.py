@@ -21,7 +21,10 @@ def median_of_known(values: NDArray[Any]) -> NDArray[Any]:
     if not values.shape[0]:
         return np.full(values.shape[1], np.nan)
     ordered = np.sort(values, axis=0)
+    count = len(ordered)
+    if np.isfinite(ordered[-1]).all() and np.isfinite(ordered[0]).all():  # what is not known is sorted to the ends
+        return np.asarray((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
     known = np.isfinite(ordered).sum(axis=0)
-    low, high = np.maximum((known - 1) // 2, 0), np.minimum(known // 2, len(ordered) - 1)
+    low, high = np.maximum((known - 1) // 2, 0), np.minimum(known // 2, count - 1)
     columns = np.arange(values.shape[1])
     return np.asarray(np.where(known > 0, (ordered[low, columns] + ordered[high, columns]) / 2, np.nan))

@@ -281,10 +281,16 @@ class Foretell(Detector):
 def _groups(entities: list[tuple[str, str]], jobs: dict[str, str]) -> list[NDArray[np.int64]]:
     """Rows of the nodes of one job, where there are at least three nodes: one machine's devices are no peers of themselves."""
     found: dict[str, list[int]] = {}
+    nodes: dict[str, set[str]] = {}
+    before, mine = "", list[int]()
     for row, (node, _) in enumerate(entities):
-        if node in jobs:
-            found.setdefault(jobs[node], []).append(row)
-    return [np.array(rows) for rows in found.values() if len({entities[row][0] for row in rows}) >= 3]
+        if node != before or not row:
+            job, before, mine = jobs.get(node), node, []
+            if job is not None:
+                mine = found.setdefault(job, [])
+                nodes.setdefault(job, set()).add(node)
+        mine.append(row)
+    return [np.array(rows) for job, rows in found.items() if len(nodes[job]) >= 3]
 
 
 def _key(panel: Panel) -> str:

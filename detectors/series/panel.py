@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.seats import seats
 from detectors.series.trends import F64, GAUSS_OF_MEDIAN
 from detectors.series.watch import Watch, adds_up, watch_named
 from detectors.state import Array
@@ -54,17 +55,13 @@ class Places:
     def of(self, rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], Rows]:
         """`rows` as the one list that all panels share (the same object is quick to compare), and where `asked` lie among them: all where
         both are the same, -1 for those that are new."""
-        for known, wanted, found in self._found:
+        for number, (known, wanted, found) in enumerate(self._found):
             if wanted is asked and (known is rows or known == rows):
+                self._found.insert(0, self._found.pop(number))
                 return known, found
-        found = slice(None) if rows == asked else _numbers(rows, asked)
-        self._found = [(rows, asked, found), *self._found[:1]]
-        return rows, found
-
-
-def _numbers(rows: list[tuple[str, str]], asked: list[tuple[str, str]]) -> NDArray[np.int64]:
-    numbers = {entity: number for number, entity in enumerate(rows)}
-    return np.array([numbers.get(entity, -1) for entity in asked], dtype=np.int64)
+        made: Rows = slice(None) if rows == asked else seats(asked, rows)
+        self._found = [(rows, asked, made), *self._found[:1]]
+        return rows, made
 
 
 class Reading:
@@ -251,7 +248,7 @@ class Panel(msgspec.Struct):
 
     def _push(self, values: F64) -> None:
         # each row moves by one value, and its last comes from the row below: that is where the new one goes
-        flat = memoryview(self.fine).cast("B")
+        flat = self.fine.data.cast("B")
         flat[: -self.fine.itemsize] = flat[self.fine.itemsize :]
         self.fine[:, -1] = values
 

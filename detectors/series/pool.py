@@ -6,7 +6,7 @@ nodes is scored, and only those teach; the eigenvectors are made anew now and th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -155,7 +155,7 @@ class Pool(msgspec.Struct):
         """The model as it stands."""
         return Subspaces(self.vectors, self.ranks, self.sigma * self.ratio, self._usual())
 
-    def _usual(self) -> F32:
+    def _usual(self) -> NDArray[Any]:
         return np.asarray(np.exp(self.size_mean + _SD_OF_WORST * np.sqrt(self.size_var)))
 
     def judge(self, rows: NDArray[np.int64], banded: F32) -> tuple[F32, Left]:

@@ -113,7 +113,7 @@ def capped(residual: NDArray[Any], worst: NDArray[Any]) -> NDArray[Any]:
     """Squared residual in units of the worst percent, each at most `CAP` of them."""
     size = np.asarray(np.abs(residual) / worst)
     np.minimum(size, CAP, out=size)
-    return np.square(size, out=size)
+    return np.asarray(np.square(size, out=size))
 
 
 def worst_of(residual: F64) -> F64:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import AlignedTick, FamilyMatrix
+from detectors.seats import seats
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -24,10 +25,12 @@ _RATES = ("_per_s", "_bytes", "_ms", "_count")
 
 @dataclass
 class _Layout:
-    """Where the rows of a family go: `order` sorts them by node (None when they are sorted), `starts` begins each of `nodes`."""
+    """Where the rows of a family go: `owner` is the number of each row's node, `order` sorts them by it (None when they are sorted), and
+    `starts` begins each of `nodes`."""
 
     entities: tuple[tuple[str, str], ...]
     nodes: list[str]
+    owner: I64
     order: I64 | None
     starts: I64
     sizes: I64
@@ -111,7 +114,7 @@ class NodeTables:
             if layout.entities is matrix.entities or layout.entities == matrix.entities:
                 kept.insert(0, kept.pop(number))
                 return layout
-        made = _layout_of(matrix.entities)
+        made = (_layout_within(matrix.entities, kept[0]) if kept else None) or _layout_of(matrix.entities)
         self._layouts[matrix.family] = [made, *kept[:1]]
         return made
 
@@ -120,11 +123,25 @@ def _layout_of(entities: tuple[tuple[str, str], ...]) -> _Layout:
     owners = [node for node, _ in entities]
     nodes = sorted(set(owners))
     place = {node: row for row, node in enumerate(nodes)}
-    rows = _numbers([place[node] for node in owners])
-    order = np.argsort(rows, kind="stable")
-    starts = np.searchsorted(rows[order], np.arange(len(nodes)))
+    return _made(entities, nodes, _numbers([place[node] for node in owners]))
+
+
+def _layout_within(entities: tuple[tuple[str, str], ...], known: _Layout) -> _Layout | None:
+    """The same where all rows were there before: some node is absent."""
+    rows = seats(entities, known.entities)
+    if not len(rows) or rows.min() < 0:
+        return None
+    here, owner = np.unique(known.owner[rows], return_inverse=True)
+    return _made(entities, [known.nodes[number] for number in here.tolist()], owner.astype(np.int64, copy=False))
+
+
+def _made(entities: tuple[tuple[str, str], ...], nodes: list[str], owner: I64) -> _Layout:
+    order = np.argsort(owner, kind="stable")
+    starts = np.searchsorted(owner[order], np.arange(len(nodes)))
     sizes = np.diff(np.append(starts, len(entities)))[:, None]
-    return _Layout(entities, nodes, None if bool((order == np.arange(len(order))).all()) else order, starts, sizes)
+    return _Layout(
+        entities, nodes, owner, None if bool((order == np.arange(len(order))).all()) else order, starts, sizes
+    )
 
 
 def _numbers(numbers: list[int]) -> I64:

@@ -242,7 +242,7 @@ def _pools_of(nodes: list[str], jobs: dict[str, str]) -> dict[str, list[int]]:
 def _values(table: F32, rows: NDArray[np.int64], features: list[str], pool: Pool) -> F32:
     """The pool's features of some nodes; NaN for a feature that nobody reports now."""
     place = {feature: number for number, feature in enumerate(features)}
-    columns = [place.get(feature, -1) for feature in pool.features]
+    columns = np.array([place.get(feature, -1) for feature in pool.features], dtype=np.int64)
     values = table[np.ix_(rows, columns)]
-    values[:, np.array(columns) < 0] = np.nan
+    values[:, columns < 0] = np.nan
     return values

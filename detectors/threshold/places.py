@@ -7,6 +7,8 @@ mean absolute deviation of the same residuals. What the load explains is taken o
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -93,18 +95,20 @@ class Places(msgspec.Struct):
     ) -> F32:
         """Where some rows (by number), of all or some columns, should lie: as `expect`, without moving anything. `follows` is of these
         columns."""
-        row, of = (at, np.clip(phase, 0, self.place.shape[1] - 1)), at
+        of: tuple[Any, ...] = (at,)
+        phases = np.clip(phase, 0, self.place.shape[1] - 1)
+        row: tuple[Any, ...] = (at, phases)
         if columns is not None:
-            row, of = (at[:, None], row[1][:, None], columns), (at[:, None], columns)
-        out, placed = self.place[row], self.placed[row]
+            of, row = (at[:, None], columns), (at[:, None], phases[:, None], columns)
+        out, placed = np.asarray(self.place[row], np.float32), self.placed[row]
         if placed.size and float(placed.min()) < 1.0:
-            self._from_other_phases(at, placed == 0.0, out, columns)
+            self._from_other_phases(at, (placed == 0.0) & (self.seen[of] > 0.0), out, columns)
         if load is None:
-            return np.asarray(out)
+            return out
         moved = self.cov[of] * self._load_factor(at, load)[:, None]
         if follows is not None and not follows.all():
             np.multiply(moved, follows, out=moved)
-        return np.add(out, moved, out=out)
+        return np.asarray(np.add(out, moved, out=out))
 
     def expect(self, at: slice, phase: Array, load: F32 | None, follows: F32 | None, out: F32, scratch: F32,
                ages: Ages | None = None) -> F32:  # fmt: skip
@@ -122,7 +126,7 @@ class Places(msgspec.Struct):
         place, placed = _picked(self.place[at], phase), _picked(self.placed[at], phase)
         if not _reached(ages, _placed_in(at, phase), placed, 1.0):
             np.copyto(out, place)
-            self._from_other_phases(at, placed == 0.0, out)
+            self._from_other_phases(at, (placed == 0.0) & (self.seen[at] > 0.0), out)
             place = out
         if load is not None:
             np.multiply(self.cov[at], self._load_factor(at, load)[:, None], out=scratch)
@@ -140,7 +144,8 @@ class Places(msgspec.Struct):
     def _from_other_phases(
         self, at: slice | Array, unplaced: NDArray[np.bool_], out: F32, columns: Array | None = None
     ) -> None:
-        """A phase never seen is expected to be like the others, weighted by how often they were."""
+        """A phase never seen is expected to be like the others, weighted by how often they were. Series that never reported have no other
+        (their place is 0 as it is), and there are many: they need not be `unplaced`."""
         row, column = np.nonzero(unplaced)
         rows = row + (at.start or 0) if isinstance(at, slice) else at[row]
         of = column if columns is None else columns[column]

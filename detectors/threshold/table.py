@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import F32, FamilyMatrix
+from detectors.seats import seats
 from detectors.state import Array
 from detectors.threshold.lines import Lines, LineSettings, LinesState, row_blocks
 from detectors.threshold.peers import Groups, common, drifts_shared
@@ -39,7 +40,8 @@ class Roster:
         self.entities, self.metrics = list(entities), list(metrics)
         self.absent = np.zeros(len(self.entities), np.int64) if absent is None else absent
         self._row = {entity: row for row, entity in enumerate(self.entities)}
-        self._seen: tuple[tuple[tuple[str, str], ...], NDArray[np.int64]] | None = None
+        self._seen: list[tuple[tuple[tuple[str, str], ...], NDArray[np.int64]]] = []
+        """Rows of the entities seated last, and before: of many nodes one misses a tick every few seconds."""
         self.changes = 0
         """Grows whenever rows are added or dropped."""
 
@@ -55,7 +57,7 @@ class Roster:
         """Forget all rows but these."""
         self.entities = [entity for entity, kept in zip(self.entities, rows.tolist(), strict=True) if kept]
         self._row = {entity: row for row, entity in enumerate(self.entities)}
-        self.absent, self._seen = self.absent[rows], None
+        self.absent, self._seen = self.absent[rows], []
         self.changes += 1
 
     def seat(self, matrix: FamilyMatrix) -> tuple[int, int]:
@@ -86,20 +88,29 @@ class Roster:
 
     def _seats(self) -> NDArray[np.int64]:
         """Rows of the entities seated last."""
-        assert self._seen is not None, "a matrix is seated before it is placed"
-        return self._seen[1]
+        assert self._seen, "a matrix is seated before it is placed"
+        return self._seen[0][1]
 
     def _rows(self, entities: tuple[tuple[str, str], ...]) -> None:
-        if self._seen is None or (self._seen[0] is not entities and self._seen[0] != entities):
-            new = sorted(entity for entity in entities if entity not in self._row)
-            if new:
-                self._row.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
-                self.entities += new
-                self.absent = np.concatenate([self.absent, np.zeros(len(new), np.int64)])
-                self.changes += 1
-            self._seen = entities, np.array([self._row[entity] for entity in entities], dtype=np.int64)
+        for number, (known, _) in enumerate(self._seen):
+            if known is entities or known == entities:
+                self._seen.insert(0, self._seen.pop(number))
+                break
+        else:
+            self._seen = [(entities, self._seated(entities)), *self._seen[:1]]
         self.absent += 1
-        self.absent[self._seen[1]] = 0
+        self.absent[self._seen[0][1]] = 0
+
+    def _seated(self, entities: tuple[tuple[str, str], ...]) -> NDArray[np.int64]:
+        rows = seats(entities, self.entities)
+        if not len(rows) or rows.min() >= 0:
+            return rows
+        new = sorted(entity for entity in entities if entity not in self._row)
+        self._row.update({entity: len(self.entities) + number for number, entity in enumerate(new)})
+        self.entities += new
+        self.absent = np.concatenate([self.absent, np.zeros(len(new), np.int64)])
+        self.changes += 1
+        return np.array([self._row[entity] for entity in entities], dtype=np.int64)
 
 
 def _measured(matrix: FamilyMatrix) -> list[str]:
