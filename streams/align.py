@@ -7,6 +7,7 @@ frame completely: reading the same offsets and cutting at the same times gives t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -133,17 +134,14 @@ class Aligner:
         pending, self._pending = sorted(self._heard(self._pending, now_ns), key=canonical), []
         self.positions = dict(self._read_to)
         self._learn(placed.record for placed in pending)
-        fresh = [placed for placed in pending if self._first_time(placed) and not self._is_of_another(placed)]
-        ticks = [placed for placed in fresh if isinstance(placed.record, Tick)]
-        steps = tuple(placed.record for placed in fresh if isinstance(placed.record, StepReport))
-        logs = tuple(placed.record for placed in fresh if isinstance(placed.record, LogEvent))
+        ticks, steps, logs = self._fresh(pending)
         self._infer_placements([*(p.record for p in ticks), *steps])
         self._note_clocks(ticks, now_ns)
         self._place_all(ticks, now_ns)
         closed = tuple(self._grid.close(now_ns, self._placed_nodes(), self._catalogs, self._voices.waiting()))
         if not pending and not closed and self._grid.idle:
             return None
-        return Frame(now_ns, closed, steps, logs, self.topology)
+        return Frame(now_ns, closed, tuple(steps), tuple(logs), self.topology)
 
     def more(self, now_ns: int) -> bool:
         """Whether another cut at the same time would bring a frame of its own; never of raw records."""
@@ -197,12 +195,32 @@ class Aligner:
 
     def _heard(self, pending: list[Placed], now_ns: int) -> list[Placed]:
         """What the collector of each node says; topology and catalogues have speakers of other kinds, too."""
-        voiced = [placed for placed in pending if isinstance(placed.record, VOICED)]
+        voiced: list[Placed] = []
+        others: list[Placed] = []
+        for placed in pending:
+            (voiced if isinstance(placed.record, VOICED) else others).append(placed)
         admitted, refused = self._voices.admit(voiced, now_ns)
         for placed, reason in refused:
             self._reject(placed, reason)
-        others = [placed for placed in pending if not isinstance(placed.record, VOICED)]
         return others + admitted
+
+    def _fresh(self, pending: list[Placed]) -> tuple[list[Placed], list[StepReport], list[LogEvent]]:
+        """What was never seen before and is nobody else's."""
+        ticks: list[Placed] = []
+        steps: list[StepReport] = []
+        logs: list[LogEvent] = []
+        for placed in pending:
+            record = placed.record
+            if not self._first_time(placed):
+                continue
+            if isinstance(record, Tick):
+                ticks.append(placed)
+            elif isinstance(record, StepReport):
+                if not self._is_of_another(placed):
+                    steps.append(record)
+            elif isinstance(record, LogEvent):
+                logs.append(record)
+        return ticks, steps, logs
 
     def _is_of_another(self, placed: Placed) -> bool:
         """Steps of a rank that is placed on another node, which speaks for itself."""
@@ -249,7 +267,10 @@ class Aligner:
         """Ranks seen on a node are its placement, where nobody better says so."""
         owned = False
         for record in records:
-            if isinstance(record, Tick) and self._as_before(record):
+            if isinstance(record, Tick):
+                if self._as_before(record):
+                    continue
+            elif isinstance(record, StepReport) and self._is_placed(record):
                 continue
             for job, attempt, rank, device in _placements(record):
                 if self._is_placed(Placement(job, attempt, rank)):
@@ -269,15 +290,19 @@ class Aligner:
     def _as_before(self, tick: Tick) -> bool:
         """Whether a node says of its ranks what it said last, and its jobs' layouts are still the ones that were looked at then."""
         said, layouts = self._running.get(tick.node, ((), ()))
-        if said == tick.placements and all(self.topology.job(layout.job) is layout for layout in layouts):
-            return True
+        if said == tick.placements:
+            for layout in layouts:
+                if self.topology.job(layout.job) is not layout:
+                    break
+            else:
+                return True
         known = (self.topology.job(job) for job in {placed.job for placed in tick.placements})
         if all(map(self._is_placed, tick.placements)):
             self._running[tick.node] = tick.placements, tuple(layout for layout in known if layout is not None)
             return True
         return False
 
-    def _is_placed(self, placed: Placement) -> bool:
+    def _is_placed(self, placed: Placement | StepReport) -> bool:
         """Whether the topology has this rank already, or a newer attempt of its job."""
         layout = self.topology.job(placed.job)
         return layout is not None and (
@@ -285,9 +310,7 @@ class Aligner:
         )
 
     def _note_clocks(self, ticks: list[Placed], now_ns: int) -> None:
-        counts: dict[str, int] = {}
-        for placed in ticks:
-            counts[placed.record.node] = counts.get(placed.record.node, 0) + 1
+        counts = Counter([placed.record.node for placed in ticks])
         for placed in ticks:
             tick = placed.record
             # several ticks of one node in a cut are a backlog: their delay says nothing about the clock

@@ -36,7 +36,14 @@ class Seen:
         """Whether this record is new. Records without boot id and number cannot be told apart and always are."""
         if not record.boot_id and not record.seq:
             return True
-        boots = self._ranges.setdefault(f"{kind}/{record.node}", {})
+        key = f"{kind}/{record.node}"
+        boots = self._ranges.get(key)
+        if boots is None:
+            boots = self._ranges[key] = {}
+        ranges = boots.get(record.boot_id)
+        if ranges and record.seq == ranges[-1][1] + 1:  # as nearly always
+            ranges[-1][1] = record.seq
+            return True
         if record.boot_id not in boots and len(boots) >= KEPT_BOOTS:
             del boots[next(iter(boots))]
         return _take(boots.setdefault(record.boot_id, []), record.seq)
@@ -97,8 +104,11 @@ class Clocks:
             self._boots[node] = boot_id
             self._samples[node] = deque(maxlen=CLOCK_SAMPLES)
             self._least.pop(node, None)
-        self._samples[node].append(arrived_at_ns - observed_at_ns)
-        self._learn(node)
+        samples = self._samples[node]
+        samples.append(arrived_at_ns - observed_at_ns)
+        if len(samples) >= TRUSTED_SAMPLES:
+            self._least[node] = min(samples)
+        self._settled = False
 
     def count(self, is_wild: Callable[[int], bool]) -> tuple[int, int]:
         """How many nodes, of how many that were heard, are off by what `is_wild` says of (arrival - observed) of their newest tick."""
@@ -120,12 +130,6 @@ class Clocks:
             return 0
         interval_ns = self.interval_ms * NS_PER_MS
         return round(offset_ns / interval_ns) * interval_ns
-
-    def _learn(self, node: str) -> None:
-        samples = self._samples[node]
-        if len(samples) >= TRUSTED_SAMPLES:
-            self._least[node] = min(samples)
-        self._settled = False
 
     def snapshot(self) -> dict[str, Any]:
         """Plain containers."""

@@ -149,8 +149,9 @@ def _matrix(family: str, blocks: list[tuple[str, Block]], catalogs: Catalogs) ->
     metrics, places, states = catalogs.columns({block.catalog_id for _, block in blocks})
     entities = catalogs.names.of(family, [(node, block.devices) for node, block in blocks])
     if len(places) == 1:
-        flat = np.frombuffer(b"".join([block.values for _, block in blocks]), dtype="<f4")
-        values = flat.reshape(len(entities), len(metrics)).astype(np.float32)
+        # joined in memory of its own, which may be written to: detectors get no second copy
+        flat = np.frombuffer(bytearray().join([block.values for _, block in blocks]), dtype="<f4")
+        values = flat.reshape(len(entities), len(metrics)).astype(np.float32, copy=False)
         return FamilyMatrix(family, entities, metrics, values, states)
     values = np.full((len(entities), len(metrics)), np.nan, dtype=np.float32)
     row = 0

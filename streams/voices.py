@@ -80,7 +80,11 @@ class Voices(Generic[S]):
             record = item.record
             voice = self._voices.get(record.node) if record.node and record.boot_id else None
             if voice is not None and record.boot_id == voice.boot:
-                refused += self._heard(voice, record, now_ns)
+                if voice.claim:
+                    refused += self._heard(voice, record, now_ns)
+                else:  # as nearly always
+                    voice.heard_ns = now_ns
+                    voice.newest_ns = max(voice.newest_ns, record.observed_at_ns)
                 admitted.append(item)
             else:
                 claims.append(item)
@@ -126,10 +130,10 @@ class Voices(Generic[S]):
 
     def _heard(self, voice: _Voice[S], record: Record, now_ns: int) -> list[tuple[S, str]]:
         """The voice has spoken: whoever claims its node meanwhile has lied, unless this was said before he came."""
-        if voice.claim and record.observed_at_ns <= voice.claimed_ns:
+        if record.observed_at_ns <= voice.claimed_ns:
             return []
         voice.heard_ns, voice.newest_ns = now_ns, max(voice.newest_ns, record.observed_at_ns)
-        return self._found_out(voice, record.node, now_ns) if voice.claim else []
+        return self._found_out(voice, record.node, now_ns)
 
     def _found_out(self, voice: _Voice[S], node: str, now_ns: int) -> list[tuple[S, str]]:
         reason = _reason(node, voice.claim, voice.boot)
