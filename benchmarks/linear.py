@@ -8,22 +8,24 @@ says (ticks, steps, logs, topology); no broker and no client. Shown: millisecond
 over the ticks after the warm-up, and the exponent of a power law through all sizes: 1 is linear. `--quick` ends at 2,048 nodes and takes
 two minutes. 16,384 nodes need 8 GB of memory. Exit code 1 when the exponent of the total is above the bar.
 
-`--nodes` measures one size and shows each detector, with `--faults` while these go on (as in `trainwarden simulate`; STRUCK stands for six
-kinds from second 36 on). Shown last is the time from a grid point to the cut that closes it when nothing takes any time: what waiting for
-each other's ticks alone costs.
+`--nodes` measures one size and shows each detector by processor time, with `--faults` while these go on (as in `trainwarden simulate`;
+STRUCK stands for six kinds from second 36 on). Shown then are the time from a grid point to the cut that closes it when nothing takes any
+time (what waiting for each other's ticks alone costs) and digests of all that was said and of the state at the end: two builds whose
+digests are the same do the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import process_time
+from time import process_time, thread_time
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,13 @@ import numpy as np
 from benchmarks._stream import Places, seconds
 from collectors.simulated.encode import Sent
 from collectors.simulated.spec import START_NS
+from detectors.base import Detector, Frame
+from streams.cycles import collect_rarely
 from streams.detect import Pipeline
 from streams.stage import RawStage
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock
 from trainwarden.config import from_table
+from trainwarden.records import Verdict, encode
 from trainwarden.selfmetrics import Metrics
 
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -65,6 +70,22 @@ class Worker:
         self.pipeline = Pipeline(config, metrics=self.metrics)
         self.stage = RawStage(config, self.pipeline, self.clock, "linear", self.metrics)
         self._places = Places()
+        self.detectors_s = dict.fromkeys(self.pipeline.detectors, 0.0)
+        self._said = hashlib.sha256()
+        for name, detector in self.pipeline.detectors.items():
+            self._time(name, detector)
+
+    def _time(self, name: str, detector: Detector) -> None:
+        """Have a detector's processor time added up: the worker itself counts by the wall."""
+        update = detector.update
+
+        def timed(frame: Frame) -> list[Verdict]:
+            began_s = thread_time()
+            found = update(frame)
+            self.detectors_s[name] += thread_time() - began_s
+            return found
+
+        detector.update = timed  # type: ignore[method-assign]
 
     def second(self, sent: list[Sent]) -> dict[str, float]:
         """One second of the cluster; returns milliseconds by part."""
@@ -81,20 +102,23 @@ class Worker:
         decoded_s = process_time()
         frame = self.pipeline.aligner.cut(now_ns)
         aligned_s = process_time()
-        if frame is not None:
-            self.pipeline.run(frame)
-            self.ticks += len(frame.ticks)
-            self.waits_ms += [(now_ns - tick.at_ns) / NS_PER_MS for tick in frame.ticks]
+        said = self.pipeline.run(frame) if frame is not None else []
         self.pipeline.aligner.inferred.clear()
         detected_s = process_time()
+        for tick in frame.ticks if frame is not None else ():
+            self.ticks += 1
+            self.waits_ms.append((now_ns - tick.at_ns) / NS_PER_MS)
+        for verdict in said:
+            self._said.update(encode(verdict))
         for part, took_s in zip(
             PARTS, (decoded_s - began_s, aligned_s - decoded_s, detected_s - aligned_s), strict=True
         ):
             self.spent_s[part] += took_s
 
-    def detectors_ms(self) -> dict[str, float]:
-        """Milliseconds by detector so far."""
-        return {name: self.metrics.value("tw_detector_ms_sum", detector=name) for name in self.pipeline.detectors}
+    def digests(self) -> dict[str, str]:
+        """Of every verdict so far, and of the state."""
+        state = hashlib.sha256(self.pipeline.snapshot())
+        return {"verdicts": self._said.hexdigest()[:16], "state": state.hexdigest()[:16]}
 
 
 def quarters(sent: list[Sent]) -> Iterator[list[Sent]]:
@@ -103,32 +127,34 @@ def quarters(sent: list[Sent]) -> Iterator[list[Sent]]:
         yield [one for one in sent if min(int(CUTS * (one.arrives_s % 1)), CUTS - 1) == number]
 
 
-def measure(nodes: int, warm: int, ticks: int, faults: str = "none") -> dict[str, Any]:
-    """Mean milliseconds a tick of `nodes` nodes, of each part and wall time of each detector; and what ticks waited for each other."""
+def measure(nodes: int, warm: int, ticks: int, faults: str = "none", digests: bool = False) -> dict[str, Any]:
+    """Mean milliseconds a tick of `nodes` nodes, of each part and detector; what ticks waited for each other; `digests` if asked for."""
     worker, rows, before = Worker(), [], {}
     for number, sent in enumerate(seconds(nodes, warm + ticks, faults)):
         if number == warm:
-            before, worker.waits_ms = worker.detectors_ms(), []
+            before, worker.waits_ms = dict(worker.detectors_s), []
         taken = worker.second(sent)
         rows.append({**taken, "messages": len(sent)})
     if worker.ticks < warm + ticks - 3:
         raise SystemExit(f"{nodes} nodes: {worker.ticks} ticks were closed of {warm + ticks}")
     timed = rows[warm:]
     means = {part: round(statistics.fmean(row[part] for row in timed), 3) for part in (*PARTS, "messages")}
-    spent = {name: round((ms - before[name]) / ticks, 3) for name, ms in worker.detectors_ms().items()}
+    spent = {name: round(1000 * (spent_s - before[name]) / ticks, 3) for name, spent_s in worker.detectors_s.items()}
     waits = {f"p{share}": float(np.percentile(worker.waits_ms, share)) for share in (50, 95, 100)}
     total = round(sum(means[part] for part in PARTS), 3)
-    return {"nodes": nodes, **means, "total": total, "detectors_wall_ms": spent, "wait_ms": waits}
+    told = worker.digests() if digests else {}
+    return {"nodes": nodes, **means, "total": total, "detectors_ms": spent, "wait_ms": waits, **told}
 
 
 def one_size(row: dict[str, Any]) -> str:
     """One size for people."""
-    shares = sorted(row["detectors_wall_ms"].items(), key=lambda item: -item[1])
+    shares = sorted(row["detectors_ms"].items(), key=lambda item: -item[1])
     waits = ", ".join(f"{name} {ms:.0f}" for name, ms in row["wait_ms"].items())
     return "\n".join([
         f"{row['nodes']} nodes: " + ", ".join(f"{part} {row[part]:.1f}" for part in (*PARTS, "total")) + " ms a second",
-        "wall time of detectors, ms a second: " + ", ".join(f"{name} {ms:.1f}" for name, ms in shares),
+        "detectors, ms a second: " + ", ".join(f"{name} {ms:.1f}" for name, ms in shares),
         f"grid point to its cut: {waits} ms",
+        f"verdicts {row['verdicts']}, state {row['state']}",
     ])  # fmt: skip
 
 
@@ -190,9 +216,10 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=0, help="this size alone, with each detector's share")
     parser.add_argument("--faults", default="none", help="what goes on meanwhile, with --nodes")
     given = parser.parse_args()
+    collect_rarely()  # as the worker does
     if given.nodes:
         faults = STRUCK if given.faults == "STRUCK" else given.faults
-        print(one_size(measure(given.nodes, given.warm, given.ticks, faults)))
+        print(one_size(measure(given.nodes, given.warm, given.ticks, faults, digests=True)))
         return 0
     sizes = [size for size in (QUICK_SIZES if given.quick else SIZES) if size <= given.most]
     if len(sizes) < 2:

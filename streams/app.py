@@ -27,6 +27,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams import state
+from streams.cycles import collect_rarely
 from streams.detect import Pipeline
 from streams.health import WorkerHealth
 from streams.pulse import Pulse, StoodStill
@@ -615,6 +616,7 @@ def run(config: Config) -> None:
     _scratch(config)
     Pipeline(config)
     quieten()
+    collect_rarely()
     asyncio.run(_serve(config))
 
 
