@@ -16,6 +16,10 @@ class LibraryError(Exception):
     """The library is not there, or is none."""
 
 
+class NoWayError(OSError):
+    """No address handle can be had: the way to that peer is not known, and the port is as good as before."""
+
+
 class Verbs:
     """libibverbs.
 

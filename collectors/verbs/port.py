@@ -12,7 +12,7 @@ from typing import Any
 
 from collectors.verbs import abi
 from collectors.verbs.addresses import ETHERNET, INFINIBAND, Address, sender_of
-from collectors.verbs.library import Verbs, failure
+from collectors.verbs.library import NoWayError, Verbs, failure
 
 SLOTS = 64
 SLOT_BYTES = 128
@@ -55,7 +55,8 @@ class Port:
     Raises
     ------
     OSError
-        From the constructor and every method: what the driver says. A port that failed is closed and opened anew.
+        From the constructor and every method: what the driver says. A port that failed is closed and opened anew, but for
+        `NoWayError` of `send` and `answer`.
     """
 
     def __init__(self, verbs: Verbs, wanted: Wanted) -> None:
@@ -231,7 +232,10 @@ class Port:
         """The address handle of a peer: the kernel is asked for it once."""
         handle = self._handles.get(key)
         if handle is None:
-            handle = self._verbs.made(name, *arguments)
+            try:
+                handle = self._verbs.made(name, *arguments)
+            except OSError as error:
+                raise NoWayError(error.errno, error.strerror) from None
             if len(self._handles) >= HANDLES_MAX:
                 self._verbs.answer("ibv_destroy_ah", self._handles.popitem(last=False)[1])
             self._handles[key] = handle

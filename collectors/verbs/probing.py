@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from collectors import echo
 from collectors.verbs.addresses import Address
+from collectors.verbs.library import NoWayError
 
 PENDING_MAX = 4096
 
@@ -75,7 +76,10 @@ class Pings:
         self._refused: dict[str, int] = {}
 
     def ask(self, port: Wire, targets: Sequence[tuple[str, Address]]) -> None:
-        """A ping to each (path, address). Raises `OSError` when the port takes no more: that ping was neither sent nor lost."""
+        """A ping to each (path, address); where no way leads to, it is lost.
+
+        Raises `OSError` when the port takes no more: that ping was neither sent nor lost.
+        """
         for path, address in targets:
             nonce = os.urandom(echo.NONCE_BYTES)
             with self._lock:
@@ -83,6 +87,8 @@ class Pings:
                     self._pending[nonce] = path, self._clock_ns()
             try:
                 port.send(address, echo.FRAME.pack(echo.MAGIC, echo.REQUEST, nonce, port.address.qkey, 0))
+            except NoWayError:
+                continue
             except OSError:
                 with self._lock:
                     self._pending.pop(nonce, None)
@@ -115,7 +121,13 @@ class Pings:
         elif not self._admission.admit(arrival.sender, came_ns / 1e9):
             self._refuse("rate")
         else:
-            port.answer(arrival, parsed.came_ns, echo.reply(parsed.nonce, came_ns, self._clock_ns()))
+            self._answer(port, arrival, parsed, came_ns)
+
+    def _answer(self, port: Wire, arrival: Any, request: echo.Echo, came_ns: int) -> None:
+        try:
+            port.answer(arrival, request.came_ns, echo.reply(request.nonce, came_ns, self._clock_ns()))
+        except NoWayError:
+            self._refuse("unreachable")
 
     def _answered(self, answer: echo.Echo, came_ns: int) -> None:
         with self._lock:

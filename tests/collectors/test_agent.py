@@ -372,6 +372,12 @@ def test_announcements(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) ->
     [event] = published(bus, TopologyEvent, topics.TOPOLOGY)
     assert (event.entity, event.origin) == ("node:n0", "inferred")
     assert event.attributes == {"rack": "rack7", "rail_address": "10.0.0.1", "probe_address": "10.0.0.1:9471"}
+    for address in ("mlx5_0/1=x", ""):
+        node.facts.rdma_address = address
+        node.outbox.topology_changed()
+        node.ticks(1)
+        [event] = published(bus, TopologyEvent, topics.TOPOLOGY)[-1:]
+        assert event.attributes.get("rdma_address", "") == address
     node.ranks.seen("j", 3, 1, pid=5, world=4)
     node.ranks.seen("j", 3, 2, pid=6, world=4)
     node.outbox.topology_changed()

@@ -52,6 +52,18 @@ def test_announced_nodes_are_peers_until_they_fall_silent(clock: SimulatedClock)
     assert kept.peers == {}
 
 
+def test_addresses_for_rdma_are_passed_on_as_they_are_announced(clock: SimulatedClock) -> None:
+    bus, heard = MemoryBus(clock), []
+    learner = PeerLearner(lambda: bus, clock, Kept(), rdma=lambda node, text: heard.append((node, text)))
+    for attributes in ({"rdma_address": "mlx5_0/1=x"}, {"probe_address": "10.0.0.1:9471"}):
+        event = TopologyEvent(entity="node:n1", observed_at_ns=clock.now_ns(), attributes=attributes)
+        bus.append(topics.TOPOLOGY.name, b"node:n1", encode(event))
+        learner.read()
+    announce(bus, clock, "n2", "10.0.0.2:9471", removed=True)
+    learner.read()
+    assert heard == [("n1", "mlx5_0/1=x"), ("n1", ""), ("n2", "")]
+
+
 def test_without_a_broker_the_last_picture_stays(clock: SimulatedClock) -> None:
     bus, kept = MemoryBus(clock), Kept()
     reachable = True

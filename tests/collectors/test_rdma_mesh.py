@@ -98,6 +98,27 @@ def test_two_ports_ping_each_other(fabric: Fabric, layer: int, index: int) -> No
 
 
 @needs_compiler
+def test_a_peer_to_whom_no_way_leads_does_not_cost_the_port(fabric: Fabric) -> None:
+    one, two = pair(fabric, ETHERNET, 3)
+    asking, answering = Pings(30.0, 500.0), Pings(30.0, 500.0)
+    fabric.code("create_ah", errno.EHOSTUNREACH, "d0")
+    asking.ask(one, [("n1/d0/1", two.address)])
+    assert fabric.made("post_send", "d0") == 0
+    fabric.code("create_ah", 0, "d0")
+    fabric.code("create_ah_from_wc", errno.EINVAL, "d1")
+    asking.ask(one, [("n1/d0/1", two.address)])
+    settle(two, answering)
+    assert answering.report()[1] == {"unreachable": 1}
+    fabric.code("create_ah_from_wc", 0, "d1")
+    asking.ask(one, [("n1/d0/1", two.address)])
+    settle(two, answering)
+    settle(one, asking)
+    assert asking.report()[0]["n1/d0/1"][2:] == [1, 0]
+    one.close()
+    two.close()
+
+
+@needs_compiler
 def test_a_stranger_without_the_key_is_not_heard(fabric: Fabric) -> None:
     one, two = pair(fabric)
     asking, answering = Pings(30.0, 500.0), Pings(30.0, 500.0)

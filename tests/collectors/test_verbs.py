@@ -26,7 +26,7 @@ from collectors.verbs.addresses import (
     sender_of,
 )
 from collectors.verbs.doubt import DOUBT_NS, Doubt, peer_of
-from collectors.verbs.library import LibraryError, Verbs
+from collectors.verbs.library import LibraryError, NoWayError, Verbs
 from collectors.verbs.probing import Pings
 from collectors.verbs.silence import Silence
 from tests.collectors.kit import FIXTURES
@@ -315,6 +315,40 @@ def test_a_ping_that_could_not_be_sent_is_neither_sent_nor_lost() -> None:
         own.ask(cable, [("n1/a/1", ADDRESS)])
     hand.ns += 10**10
     assert own.report()[0] == {}
+
+
+def test_where_no_way_leads_to_is_lost_and_the_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, cable, hand = pings()
+    there, nowhere = ADDRESS, ADDRESS._replace(lid=7)
+
+    def send(to: Address, payload: bytes) -> None:
+        if to == nowhere:
+            raise NoWayError(errno.EHOSTUNREACH, "no route")
+        cable.sent.append(payload)
+
+    monkeypatch.setattr(cable, "send", send)
+    own.ask(cable, [("n1/a/1", nowhere), ("n2/a/1", there)])
+    assert len(cable.sent) == 1
+    hand.ns += 10**10
+    assert own.report()[0] == {path: [None, None, 1, 1] for path in ("n1/a/1", "n2/a/1")}
+
+
+def test_a_request_from_where_no_way_leads_back_is_counted_and_the_next_one_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, cable, _ = pings()
+    answer = cable.answer
+
+    def only_known(arrival: Any, qkey: int, payload: bytes) -> None:
+        if arrival.sender == "x":
+            raise NoWayError(errno.EINVAL, "no such GID")
+        answer(arrival, qkey, payload)
+
+    monkeypatch.setattr(cable, "answer", only_known)
+    cable.come(request(), "x")
+    cable.come(request(), "y")
+    own.serve(cable)
+    assert (len(cable.answered), own.report()[1], cable.released) == (1, {"unreachable": 1}, 2)
 
 
 def request(qkey: int = 9) -> bytes:
