@@ -56,10 +56,9 @@ class Shifts(msgspec.Struct):
     @classmethod
     def of(cls, rows: int, columns: int) -> Shifts:
         """Statistics of series of which nothing is known yet."""
-        return cls(
-            np.zeros((2, rows, columns), np.float32), np.full((rows, columns), _PRIOR_MEAN, np.float32),
-            *(np.zeros((rows, columns), np.float32) for _ in range(4)),
-        )  # fmt: skip
+        memory, before, power, pairs = (np.zeros((rows, columns), np.float32) for _ in range(4))
+        mean = np.full((rows, columns), _PRIOR_MEAN, np.float32)
+        return cls(np.zeros((2, rows, columns), np.float32), mean, memory, before, power, pairs)
 
     def step(self, at: slice, standard: F32, known: F32 | None, age: F32, out: F32, scratch: F32) -> F32:
         """Take a tick of standardised residuals (0 where not known) into rows `at`; the larger statistic goes into `out`.
