@@ -11,12 +11,12 @@ from __future__ import annotations
 import fnmatch
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from collectors.base import NAN, Context, Family, Row, Sample, Source, family
+from collectors.base import Context, Family, Row, Sample, Source, family
 from collectors.nvidia.parent import Keeper
 from collectors.topology.rotation import RDMA_SHARE_PER_S
 from collectors.verbs import wire
@@ -34,6 +34,7 @@ from collectors.verbs.addresses import (
 from collectors.verbs.doubt import Doubt
 from collectors.verbs.doubt import Row as PathRow
 from collectors.verbs.silence import Silence
+from collectors.verbs.window import Window
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Gap, LogEvent
 from trainwarden.settings import option
@@ -42,10 +43,11 @@ logger = logging.getLogger(__name__)
 
 RDMA_MESH = family(
     "rdma_mesh", "rdma_mesh",
-    ("rtt_ms", "ms", "gauge", "median round trip over RDMA of the pings answered in this interval, less the peer's own delay"),
+    ("rtt_ms", "ms", "gauge", "median round trip over RDMA of the pings answered in this port's last turn, less the peers' own delay"),
     ("rtt_max_ms", "ms", "gauge", "longest of them"),
-    ("sent_count", "pings", "gauge", "pings decided in this interval: answered or lost"),
-    ("lost_count", "pings", "gauge", "of these, not answered in time"),
+    ("lost_ratio", "ratio", "gauge", "share of the pings of that turn that were not answered in time"),
+    ("asked_peers_count", "peers", "gauge", "peers asked in that turn"),
+    ("silent_peers_count", "peers", "gauge", "of these, peers that answered none of its pings"),
 )  # fmt: skip
 
 CHILD = Path(__file__).parents[1] / "verbs" / "child.py"
@@ -54,6 +56,8 @@ LOOK_NS = 60 * NS_PER_S
 REST_NS = 600 * NS_PER_S
 """A node whose library is missing is looked at again after so long: somebody may have installed it."""
 SILENT_S = 6.0
+LATE_S = 3.0
+"""A turn is over so long before the next one of the same port that its last answers and losses have been told."""
 KNOWN_MAX = 4096
 GIDS_MAX = 256
 
@@ -70,11 +74,11 @@ class Found:
 class RdmaMeshSource(Source):
     """Pings over every active RDMA port.
 
-    Without a device node ``/dev/infiniband/uverbs*`` nothing is started and nothing said. A row is named after the peer and the own port it
-    was asked from, ``n7/mlx5_0/1``; the peer's port of the same name answers, or that of the same place. Ports take turns, so a row is
-    there only in intervals in which one of its pings was decided. Losses of a peer that is silent on all ports are told when it answers
-    again or after 90 s: an agent that was started anew listens elsewhere, and its peers do not know at once. A port over which none of
-    several peers answers any more is the event `rdma_silent`, and `rdma_answers` when one does again.
+    Without a device node ``/dev/infiniband/uverbs*`` nothing is started and nothing said. A row is one port of this node and says
+    of all peers that it asked in its last turn; ports take turns, and in between a row stands. The peer's port of the same name answers,
+    or that of the same place. Losses of a peer that is silent on all ports are told when it answers again or after 90 s: an agent that was started anew
+    listens elsewhere, and its peers do not know at once. A port over which none of several peers answers any more is the event
+    `rdma_silent`, which names them, and `rdma_answers` when one does again.
 
     Self-metrics: ``tw_process_cpu_seconds`` with ``helper`` is the child's, ``tw_probe_refused_total`` counts what was not answered.
     """
@@ -111,6 +115,7 @@ class RdmaMeshSource(Source):
         self._restarts = 0
         self._doubt = Doubt()
         self._silence = Silence()
+        self._window = Window()
         self._bad = 0
 
     def start(self) -> None:
@@ -256,15 +261,13 @@ class RdmaMeshSource(Source):
     # --- what it says -------------------------------------------------------------------------------------------------------------
 
     def _weighed(self, rows: Mapping[str, PathRow]) -> dict[str, Row]:
-        now_ns = self.context.clock.monotonic_ns()
-        told = self._doubt.weigh(rows, self.context.facts.agents_gone, now_ns)
-        for port, silent in self._silence.note(told, self.context.facts.probed):
+        now_ns, facts = self.context.clock.monotonic_ns(), self.context.facts
+        told = self._doubt.weigh(rows, facts.agents_gone, now_ns)
+        for port, silent in self._silence.note(told, facts.probed):
             self.context.outlet.log(silence_event(port, silent), urgent=False)
-        return {
-            path: {"rtt_ms": NAN if median is None else median, "rtt_max_ms": NAN if longest is None else longest,
-                   "sent_count": sent, "lost_count": lost}
-            for path, (median, longest, sent, lost) in sorted(told.items())
-        }  # fmt: skip
+        self._window.add(told, now_ns)
+        cycle_s = self._period_s(len(facts.probed)) * len(self._ports)
+        return self._window.rows(now_ns - int((cycle_s + LATE_S) * NS_PER_S))
 
     def _gaps(self, keeper: Keeper) -> tuple[Gap, ...]:
         if keeper.silent:
@@ -274,11 +277,11 @@ class RdmaMeshSource(Source):
         return tuple(Gap(self.name, f"{state}:{name}") for name, (state, _) in self._report.rails.items() if state)
 
 
-def silence_event(port: str, silent: int) -> LogEvent:
+def silence_event(port: str, silent: Sequence[str]) -> LogEvent:
     """That a port speaks to nobody any more (`silent` peers answered over it before), or that it is answered again."""
     code = "rdma_silent" if silent else "rdma_answers"
-    what = f"{silent} peers answered over it before and none does now" if silent else "peers answer again"
-    attributes = {"port": port, **({"peers": str(silent)} if silent else {})}
+    what = f"{len(silent)} peers answered over it before and none does now" if silent else "peers answer again"
+    attributes = {"port": port, **({"peers": " ".join(silent)[:500]} if silent else {})}
     severity = "warning" if silent else "info"
     return LogEvent(source="rdma_mesh", severity=severity, code=code, line=f"{port}: pings over RDMA: {what}", template_id=code,
                     attributes=attributes)  # fmt: skip

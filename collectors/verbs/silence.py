@@ -27,8 +27,8 @@ class Silence:
     def __init__(self) -> None:
         self._ports: dict[str, _Port] = {}
 
-    def note(self, rows: Mapping[str, Row], peers: Collection[str]) -> list[tuple[str, int]]:
-        """Ports that fell silent, with the number of their silent peers, and ports that answer again, with 0.
+    def note(self, rows: Mapping[str, Row], peers: Collection[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """Ports that fell silent, with their silent peers, and ports that answer again, with none.
 
         Parameters
         ----------
@@ -47,13 +47,13 @@ class Silence:
                 known[peer] += lost
         return [news for name, port in self._ports.items() for news in self._judged(name, port, peers)]
 
-    def _judged(self, name: str, port: _Port, peers: Collection[str]) -> list[tuple[str, int]]:
+    def _judged(self, name: str, port: _Port, peers: Collection[str]) -> list[tuple[str, tuple[str, ...]]]:
         port.lost = {peer: lost for peer, lost in port.lost.items() if peer in peers}
         lost = port.lost.values()
         if port.told and not all(lost):
             port.told = False
-            return [(name, 0)]
+            return [(name, ())]
         if not port.told and len(port.lost) >= LEAST_PEERS and all(lost) and sum(lost) >= LEAST_LOST:
             port.told = True
-            return [(name, len(port.lost))]
+            return [(name, tuple(sorted(port.lost)))]
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from collectors.verbs.doubt import DOUBT_NS, Doubt, peer_of
 from collectors.verbs.library import LibraryError, NoWayError, Verbs
 from collectors.verbs.probing import Pings
 from collectors.verbs.silence import Silence
+from collectors.verbs.window import Window
 from tests.collectors.kit import FIXTURES
 from trainwarden.clock import NS_PER_S
 
@@ -178,6 +180,22 @@ def test_what_was_lost_to_an_agent_that_is_gone_or_begins_anew_is_forgotten() ->
     assert doubt.weigh(every, (), 2) == every
 
 
+def test_a_row_is_a_port_and_says_of_all_peers_of_its_last_turn() -> None:
+    window = Window()
+    window.add({"n9/a/1": LOST}, 0)
+    window.add({"n1/a/1": (0.1, 0.4, 2.0, 0.0), "n2/a/1": (0.3, 0.3, 2.0, 1.0), "n1/b/1": LOST}, 10)
+    window.add({"n3/a/1": (None, None, 2.0, 2.0)}, 12)
+    rows = window.rows(5)
+    assert rows["a/1"] == {
+        "rtt_ms": pytest.approx(0.2), "rtt_max_ms": 0.4, "lost_ratio": 0.5, "asked_peers_count": 3.0, "silent_peers_count": 1.0
+    }  # fmt: skip
+    assert math.isnan(rows["b/1"]["rtt_ms"])
+    assert (rows["b/1"]["lost_ratio"], rows["b/1"]["silent_peers_count"]) == (1.0, 1.0)
+    assert list(window.rows(11)) == ["a/1"]
+    assert window.rows(13) == {}
+    assert window._pings == {}
+
+
 def silent(port: str, *peers: str) -> dict[str, tuple[float | None, float | None, float, float]]:
     return {f"{peer}/{port}": LOST for peer in peers}
 
@@ -186,8 +204,8 @@ def test_a_port_that_nobody_answers_any_more_is_told_once_and_so_is_its_return()
     silence, peers = Silence(), ("n1", "n2", "n3")
     assert silence.note({f"{peer}/{port}": GOOD for peer in peers for port in ("a/1", "b/1")}, peers) == []
     told = [silence.note(silent("a/1", *peers) | {"n1/b/1": GOOD}, peers) for _ in range(5)]
-    assert told == [[], [("a/1", 3)], [], [], []]
-    assert silence.note({"n2/a/1": GOOD}, peers) == [("a/1", 0)]
+    assert told == [[], [("a/1", peers)], [], [], []]
+    assert silence.note({"n2/a/1": GOOD}, peers) == [("a/1", ())]
     assert silence.note({"n2/a/1": GOOD}, peers) == []
 
 
@@ -196,7 +214,7 @@ def test_a_port_is_not_silent_while_one_peer_answers_or_only_one_ever_did() -> N
     silence.note({"n1/a/1": GOOD, "n2/a/1": GOOD, "n1/b/1": GOOD}, peers)
     for _ in range(9):
         assert silence.note(silent("a/1", "n1", "n3") | {"n2/a/1": GOOD} | silent("b/1", "n1", "n2", "n3"), peers) == []
-    assert silence.note(silent("a/1", "n1", "n2"), peers) == [("a/1", 2)]
+    assert silence.note(silent("a/1", "n1", "n2"), peers) == [("a/1", ("n1", "n2"))]
 
 
 def test_peers_that_are_asked_no_more_do_not_count() -> None:
