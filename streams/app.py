@@ -34,6 +34,7 @@ from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
 from streams.reading import (
     SILENCE_MS,
+    Portions,
     addresses,
     assign,
     consumer_of,
@@ -53,7 +54,20 @@ from trainwarden.config import Config
 from trainwarden.errors import DecodeError, TrainwardenError, UnavailableError
 from trainwarden.records import DeadLetter, FrameCut, StateSnapshot, decode_as, encode
 from trainwarden.selfmetrics import MetricName, Metrics
-from trainwarden.topics import ACTIONS, CUTS, DEAD, INCIDENTS, RAW, STATE, SUMMARIES, TICKS, UNITS, VERDICTS, needed
+from trainwarden.topics import (
+    ACTIONS,
+    CUTS,
+    DEAD,
+    INCIDENTS,
+    LOGS,
+    RAW,
+    STATE,
+    SUMMARIES,
+    TICKS,
+    UNITS,
+    VERDICTS,
+    needed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +85,8 @@ REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
 READ_S = 0.1
 """Between two cuts what the consumer holds is taken so often."""
-READ_ROUNDS, READ_RECORDS = 20, 5000
-"""So much is read before a cut, at most."""
+READ_ROUNDS, READ_MOST = 20, 100_000
+"""So often, and so much, is read before a cut, at most."""
 CANCEL_S = 1.0
 SILENT_S = 30.0
 """A partition that does not come to its end, and says nothing for so long, is not waited for."""
@@ -82,7 +96,9 @@ STOP_LIMIT_S = 2.8
 """Libraries that wait for a broker which is gone are not waited for: a worker may be killed at any time without loss."""
 
 
-OF_A_LEADER: tuple[MetricName, ...] = ("tw_tick_age_seconds", "tw_lag_records", "tw_keep_every", "tw_judged_ratio")
+OF_A_LEADER: tuple[MetricName, ...] = (
+    "tw_tick_age_seconds", "tw_log_age_seconds", "tw_lag_records", "tw_keep_every", "tw_judged_ratio",
+)  # fmt: skip
 """Gauges that only who leads can know."""
 
 
@@ -189,6 +205,7 @@ class RawService:
         self._settled = True
         self._cutting = asyncio.Lock()
         self._fresh = False
+        self._portions = Portions()
         self._next_commit_s = 0.0
         self._saving: asyncio.Task[None] | None = None
         self._next_snapshot_s = 0.0
@@ -255,6 +272,7 @@ class RawService:
         while self._stage.catching_up or results:
             for result in results:
                 await self._deliver(result)
+            self._portions.renew()
             before, results = reached, await self._read(consumer, wait_ms=50)
             reached = await positions_of(consumer)
             results += self._stage.reached(reached)
@@ -320,11 +338,10 @@ class RawService:
         """Everything the consumer holds now (bounded), into the stage."""
         results: list[CutResult] = []
         for _ in range(READ_ROUNDS):
-            batches = await consumer.getmany(timeout_ms=wait_ms, max_records=READ_RECORDS)
-            if not batches:
+            messages = await self._portions.take(consumer, consumer.assignment(), wait_ms)
+            if not messages:
                 break
-            self._fresh = self._fresh or any(place.topic == SUMMARIES.name for place in batches)
-            messages = [message_of(record) for records in batches.values() for record in records]
+            self._fresh = self._fresh or any(message.topic == SUMMARIES.name for message in messages)
             if self._stage.catching_up:  # this repeats cuts
                 results.extend(await asyncio.get_running_loop().run_in_executor(None, self._stage.take, messages))
             else:
@@ -349,20 +366,22 @@ class RawService:
             log.warning("nothing is cut before the broker answers: %s", type(error).__name__)
             return False
         count, deadline_s = 0, loop.time() + SILENT_S
-        while not all([await consumer.position(place) >= end for place, end in ends.items()]):
-            batches = await consumer.getmany(*places, timeout_ms=SILENCE_MS, max_records=READ_RECORDS)
-            messages = [message_of(record) for records in batches.values() for record in records]
+        while behind := [
+            place for place in self._portions.wanted(places) if await consumer.position(place) < ends[place]
+        ]:
+            messages = await self._portions.take(consumer, behind, SILENCE_MS)
             self._stage.take(messages)
             count += len(messages)
             if messages:
                 deadline_s = loop.time() + SILENT_S
-            if count >= READ_ROUNDS * READ_RECORDS or loop.time() > deadline_s:
+            if count >= READ_MOST or loop.time() > deadline_s:
                 break
         return True
 
     async def _cut(self) -> None:
         now_ns = self._clock.now_ns()
         started_ns = self._clock.monotonic_ns()
+        self._portions.renew()
         self._settled = False  # broken off from here on, the state holds a cut that nobody was told of: it is not saved
         # the first one, or one after a hold-up, may hold a backlog: a slow machine would take it for a standstill, and begin anew for ever
         if self._frame_ms > SLOW_FRAME_MS or now_ns - self._stage.last_cut_ns > HOLD_UP_NS:
@@ -390,6 +409,9 @@ class RawService:
         self._stage.note_lag(unread)
         for topic, records in unread.items():
             self._metrics.set("tw_lag_records", records, topic=topic)
+        waits = unread.get(LOGS.name, 0) > 0 and self._portions.told_ms > 0
+        age_s = max(0.0, self._clock.now_ns() / NS_PER_S - self._portions.told_ms / 1000) if waits else 0.0
+        self._metrics.set("tw_log_age_seconds", age_s)
 
     async def _commit(self, consumer: Any) -> None:
         """For lag monitors only: the truth about positions is in the snapshot and the cuts."""

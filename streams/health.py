@@ -37,10 +37,10 @@ class WorkerVitals:
             yield Vital("detector_off", f"{WORKER}:{name}", 1.0, 0.0, "", text, persist_s=0.0)
 
     def _lateness(self) -> Vital:
-        age_s = self._metrics.value("tw_tick_age_seconds")
+        ticks_s, logs_s = self._metrics.value("tw_tick_age_seconds"), self._metrics.value("tw_log_age_seconds")
         unread = sum(self._metrics.value("tw_lag_records", topic=topic.name) for topic in (*RAW, SUMMARIES))
         if self._part != WORKER and not unread:
-            age_s = 0.0  # a unit that has read all there is waits for others: that is said once, by the unit of the correlator
+            ticks_s = 0.0  # a unit that has read all there is waits for others: that is said once, by the unit of the correlator
         behind = (
             f"it is behind by {unread:.0f} records"
             if unread
@@ -48,8 +48,10 @@ class WorkerVitals:
         )
         if (keep := self._metrics.value("tw_keep_every")) > 1:
             behind += f"; detectors of levels and trends are shown one second in {keep:.0f} until it has caught up"
-        return Vital("pipeline_late", self._part, age_s, self._settings.late_s, "s",
-                     f"the newest tick that was looked at is {age_s:.0f} s old (limit {self._settings.late_s:g} s): {behind}")  # fmt: skip
+        what, age_s = max(("tick", ticks_s), ("log line", logs_s), key=lambda told: told[1])
+        limit_s = self._settings.late_s
+        text = f"the newest {what} that was looked at is {age_s:.0f} s old (limit {limit_s:g} s): {behind}"
+        return Vital("pipeline_late", self._part, age_s, limit_s, "s", text)
 
     def _refusals(self, now_ns: int) -> Vital:
         total = self._metrics.total("tw_dead_letters_total")

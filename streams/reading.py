@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -12,8 +12,59 @@ from trainwarden.bus import Message
 from trainwarden.bus.security import security_of
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError
+from trainwarden.topics import LOGS
 
 SILENCE_MS = 150
+READ_RECORDS = 5000
+"""So much is taken at once, at most."""
+LOGS_PER_CUT = 10_000
+"""Cuts come four times a second."""
+
+
+class Portions:
+    """What is taken of a consumer: all that is urgent, and of log lines so many for each cut, each partition's turn the same.
+
+    A flood of lines would make cuts of hundreds of thousands, gigabytes that take many seconds, and whose rank dies meanwhile would be
+    named when they are worked off. What is not taken stays where it is, on the broker.
+    """
+
+    def __init__(self) -> None:
+        self._left = LOGS_PER_CUT
+        self._held: list[Message] = []
+        self.told_ms = 0
+        """When the last log line that was taken was told to the broker."""
+
+    def renew(self) -> None:
+        """A cut was made."""
+        self._left = LOGS_PER_CUT
+
+    def wanted(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Of these places those of which something may be taken before the next cut."""
+        return [place for place in places if self._left > 0 or place.topic != LOGS.name]
+
+    async def take(self, consumer: Any, places: Collection[TopicPartition], wait_ms: int) -> list[Message]:
+        """What the consumer holds of these places; where that is nothing it waits, for `wait_ms` at most."""
+        logs = [place for place in places if place.topic == LOGS.name]
+        await self._fetch(consumer, [place for place in places if place.topic != LOGS.name], 0, READ_RECORDS)
+        for number, place in enumerate(logs):
+            await self._fetch(consumer, [place], 0, self._share(len(logs) - number))
+        if wait_ms and not self._held:
+            await self._fetch(consumer, self.wanted(places), wait_ms, READ_RECORDS)
+        found, self._held = self._held, []
+        return found
+
+    def _share(self, places: int) -> int:
+        return min(READ_RECORDS, -(-self._left // places))
+
+    async def _fetch(self, consumer: Any, places: Collection[TopicPartition], wait_ms: int, most: int) -> None:
+        """Hold what comes: should a later question fail, it is not lost."""
+        if not places or most <= 0:
+            return
+        batches = await consumer.getmany(*places, timeout_ms=wait_ms, max_records=most)
+        for place, records in batches.items():
+            if place.topic == LOGS.name and records:
+                self._left, self.told_ms = self._left - len(records), records[-1].timestamp
+            self._held += map(message_of, records)
 
 
 async def partitions_of(config: Config, topics: Iterable[str]) -> dict[str, int]:

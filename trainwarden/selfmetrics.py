@@ -55,6 +55,7 @@ MetricName = Literal[
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
+    "tw_log_age_seconds",  # while log lines wait on the broker: age of the last that was read
     "tw_keep_every",  # one in so many grid points is shown to detectors of levels and trends: more than 1 while the worker is behind
     "tw_lag_records",  # records on the broker that are in no frame yet, by topic
     "tw_store_behind_seconds",  # how long ago the store writer last had everything that was on the broker

@@ -55,6 +55,17 @@ def test_a_worker_that_is_behind_says_so_and_takes_it_back() -> None:
     assert incidents[-1].status == "closed"
 
 
+def test_a_worker_with_fresh_ticks_whose_log_lines_wait_says_that() -> None:
+    worker = Worker()
+    worker.metrics.set("tw_tick_age_seconds", 2.0)
+    worker.metrics.set("tw_log_age_seconds", 90.0)
+    worker.metrics.set("tw_lag_records", 70_000, topic="tw.logs")
+    said, _ = worker.run(30)
+    assert [(v.kind, v.entity.name) for v in said] == [("pipeline_late", "worker")]
+    assert "the newest log line that was looked at is 90 s old" in said[0].text
+    assert "70000 records" in said[0].text
+
+
 def test_a_short_delay_and_one_that_comes_and_goes_say_nothing() -> None:
     worker = Worker()
     for _ in range(5):
