@@ -74,10 +74,10 @@ class Found:
 class RdmaMeshSource(Source):
     """Pings over every active RDMA port.
 
-    Without a device node ``/dev/infiniband/uverbs*`` nothing is started and nothing said. A row is one port of this node and says
-    of all peers that it asked in its last turn; ports take turns, and in between a row stands. The peer's port of the same name answers,
-    or that of the same place. Losses of a peer that is silent on all ports are told when it answers again or after 90 s: an agent that was started anew
-    listens elsewhere, and its peers do not know at once. A port over which none of several peers answers any more is the event
+    Without a device node ``/dev/infiniband/uverbs*`` nothing is started and nothing said. A row is one port of this node and says of all
+    peers that it asked in its last turn; ports take turns, and in between a row stands. The peer's port of the same name answers, or that
+    of the same place. Losses of a peer that is silent on all ports are told when it answers again or after 90 s: an agent that was started
+    anew listens elsewhere, and its peers do not know at once. A port over which none of several peers answers any more is the event
     `rdma_silent`, which names them, and `rdma_answers` when one does again.
 
     Self-metrics: ``tw_process_cpu_seconds`` with ``helper`` is the child's, ``tw_probe_refused_total`` counts what was not answered.
