@@ -20,6 +20,7 @@ from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
 from trainwarden.bus.base import FailureHandler, Message, Publisher, Start
+from trainwarden.bus.records import PartitionRecords
 from trainwarden.bus.security import Security
 from trainwarden.clock import Clock, SystemClock
 from trainwarden.errors import BusError, UnavailableError
@@ -222,6 +223,7 @@ class KafkaSubscriber:
             raise UnavailableError(
                 f"no Kafka broker answers at {','.join(addresses)} ({error}): start one or set kafka.url"
             ) from None
+        self._consumer._fetcher.PartitionRecords = PartitionRecords
         self._group = group
         self._positions: dict[str, int] = {}
         self._wanted: dict[str, int] = {}
@@ -235,14 +237,9 @@ class KafkaSubscriber:
             batches = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
         except KafkaError as error:
             raise BusError(f"reading from Kafka failed: {type(error).__name__}: {error}") from None
-        found = [
-            Message(r.topic, r.partition, r.offset, r.key or b"", r.value or b"", r.timestamp)
-            for records in batches.values()
-            for r in records
-        ]
-        for message in found:
-            self._positions[message.place] = message.offset + 1
-        return found
+        for records in batches.values():
+            self._positions[records[-1].place] = records[-1].offset + 1
+        return [record for records in batches.values() for record in records]
 
     def commit(self) -> None:
         if self._group is None or not self._positions:
