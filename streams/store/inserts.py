@@ -14,13 +14,16 @@ import pyarrow as pa
 from streams.store.columns import schemas_of, table_of
 from streams.store.errors import store_errors
 from streams.store.journal import TABLE as JOURNAL_TABLE
+from streams.store.lean import LeanTick, decode_lean
 from streams.store.rows import EARLIEST_NS, ROW_TABLES, Row, rows_of
-from streams.store.ticks import TICK_TABLES, Owners, TickTables
+from streams.store.steps import STEPS, StepTable, fits
+from streams.store.ticks import TICK_TABLES, TickTables
+from streams.store.words import Owners
 from trainwarden.bus import Bus, Message, Publisher
 from trainwarden.bus.dead import bury, decode_or_dead
 from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock
 from trainwarden.errors import BusError, DecodeError
-from trainwarden.records import Catalog, Record, Tick, decode
+from trainwarden.records import Catalog, Record, StepReport, decode
 from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import CATALOG
 
@@ -35,7 +38,11 @@ INSERT_SETTINGS = {
     # without it a redelivered batch is dropped from the table but counted again in every roll-up
     "deduplicate_blocks_in_dependent_materialized_views": 1,
     "max_partitions_per_insert_block": 1000,
+    # for some 90 functions of each roll-up seconds of compiling at every start, for nothing that could be measured afterwards
+    "compile_aggregate_expressions": 0,
 }
+NO_REPEATS = {"optimize_on_insert": 0}
+"""For tables in whose batches no key is twice: roll-ups are grouped already, and would be merged row by row once more for nothing."""
 
 _Placed = tuple[Message, Row]
 
@@ -88,6 +95,7 @@ class _Collected:
     """Rows of a batch before they become tables."""
 
     ticks: TickTables
+    steps: StepTable
     rows: dict[str, list[_Placed]] = field(default_factory=dict)
 
 
@@ -134,11 +142,12 @@ class Inserter:
         self._publisher.close()
 
     def _tables(self, messages: Sequence[Message]) -> dict[str, Any]:
-        collected = _Collected(TickTables(self.schemas, self._catalogs.get, self._owners))
+        ticks = TickTables(self.schemas, self._catalogs.get, self._owners)
+        collected = _Collected(ticks, StepTable(self.schemas[STEPS], self._owners))
         for topic, count in Counter(message.topic for message in messages).items():
             self._metrics.count("tw_records_total", count, topic=topic)
         for message in messages:
-            record = decode_or_dead(message, self._publisher, self._cluster, self._clock)
+            record = decode_or_dead(message, self._publisher, self._cluster, self._clock, decode_lean)
             if record is None:
                 self._count_dead(message)
             else:
@@ -147,13 +156,18 @@ class Inserter:
         for name, rows in collected.rows.items():
             if (table := self._row_table(name, rows)) is not None:
                 tables[name] = table
+        if (steps := collected.steps.table()) is not None:
+            odd = tables.get(STEPS)  # reports with a number that has no room: what is left of them was made row by row
+            tables[STEPS] = steps if odd is None else pa.concat_tables([steps.cast(odd.schema), odd])
         return tables
 
     def _collect(self, message: Message, record: Record, collected: _Collected) -> None:
         arrived_ms = arrival_ms(message, record)
         try:
-            if isinstance(record, Tick):
+            if isinstance(record, LeanTick):
                 collected.ticks.add(record, arrived_ms)
+            elif isinstance(record, StepReport) and fits(record):
+                collected.steps.add(record, arrived_ms)
             else:
                 for table, row in list(rows_of(record, arrived_ms)):
                     collected.rows.setdefault(table, []).append((message, row))
@@ -180,7 +194,8 @@ class Inserter:
     def _insert_table(self, batch_id: str, name: str, table: Any) -> None:
         started = time.perf_counter()
         with store_errors(f"inserting {table.num_rows} rows into {name}"):
-            settings = {**INSERT_SETTINGS, "insert_deduplication_token": f"{batch_id}:{name}"}
+            more = NO_REPEATS if name in TICK_TABLES or name == STEPS else {}
+            settings = {**INSERT_SETTINGS, **more, "insert_deduplication_token": f"{batch_id}:{name}"}
             self._client.insert_arrow(name, table, settings=settings)
         self._metrics.observe_ms("tw_insert_ms", (time.perf_counter() - started) * 1000, table=name)
         self._metrics.count("tw_store_rows_total", table.num_rows, table=name)

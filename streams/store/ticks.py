@@ -1,10 +1,12 @@
-"""Ticks as wide tables: float32 blocks go column by column into Arrow, never value by value through Python."""
+"""Ticks as wide tables: float32 blocks go column by column into Arrow, labels as numbers, never value by value through Python.
+
+Rows leave in the order of the tables' key, which the engine then need not bring about, column by column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,54 +14,58 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streams.store.rows import sample_ms
+from streams.store.words import ATTEMPT, DEVICE, JOB, RANK, Codes, Layout, Owners, Ranked, placement_of
 from trainwarden.errors import DecodeError
-from trainwarden.records import Block, Catalog, Placement, Tick
+from trainwarden.records import Catalog
+
+__all__ = ["OTHER", "TICK_TABLES", "Owners", "TickTables", "placement_of"]
 
 OTHER = "other_ticks"
 TICK_TABLES = (
     "host_ticks", "process_ticks", "nic_ticks", "mesh_ticks", "gpu_ticks", "gpu_instance_ticks", "port_ticks", "rdma_ticks",
     "pcie_ticks", "board_ticks", "machine_ticks", "nvme_ticks", "mount_ticks", OTHER, "gaps",
 )  # fmt: skip
-_OF_TICK = ("ts", "cluster", "node", "seq", "boot_id", "spooled", "arrived_at")
-_OF_DEVICE = ("job", "attempt", "rank", "device")
-_LABELS = frozenset((*_OF_TICK, *_OF_DEVICE))
-
-KEPT_DEVICES = 64
-"""Different lists of devices of one node; a node has one for each family, and another while a device is missing."""
+_LABELS = frozenset(
+    ("ts", "cluster", "job", "attempt", "rank", "node", "device", "seq", "boot_id", "spooled", "arrived_at")
+)
+MINUTE_MS = 60_000
 
 CatalogOf = Callable[[str], Catalog | None]
 Indices = NDArray[np.intp]
-Owner = tuple[str, int, int]
-"""Job, attempt and rank."""
-
-
-class _Piece(NamedTuple):
-    """A block that fits its catalogue, of the tick that is number `tick` of the batch."""
-
-    tick: int
-    block: Block
-    owners: tuple[Owner, ...]
+Columns = dict[str, Any]
 
 
 @dataclass
-class Owners:
-    """To whom devices belong, kept from batch to batch: what a node says of its ranks seldom changes."""
+class _Family:
+    """Blocks of one family that fit their catalogues."""
 
-    _known: dict[str, tuple[tuple[Placement, ...], dict[tuple[str, ...], tuple[Owner, ...]]]] = field(
-        default_factory=dict
-    )
+    ticks: list[int] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    catalogs: list[str] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
 
-    def of(self, node: str, placements: tuple[Placement, ...], devices: tuple[str, ...]) -> tuple[Owner, ...]:
-        """The owner of each device."""
-        known = self._known.get(node)
-        if known is None or known[0] != placements:
-            known = self._known[node] = placements, {}
-        owners = known[1].get(devices)
-        if owners is None:
-            if len(known[1]) >= KEPT_DEVICES:
-                known[1].clear()
-            owners = known[1][devices] = tuple(placement_of(placements, device) for device in devices)
-        return owners
+    def add(self, tick: int, layout: Layout, block: Any) -> None:
+        self.ticks.append(tick)
+        self.layouts.append(layout)
+        self.catalogs.append(block.catalog_id)
+        self.values.append(block.values)
+
+
+class _Heads(NamedTuple):
+    """What is the same for all devices of a tick, one row for each tick."""
+
+    ts: Codes
+    arrived_at: Codes
+    seq: NDArray[np.uint64]
+    spooled: NDArray[np.bool_]
+    cluster: Ranked
+    node: Ranked
+    boot_id: Ranked
+
+    def columns(self, ticks: Indices) -> Columns:
+        """Repeated for each of `ticks`."""
+        times = {name: pa.array(getattr(self, name)[ticks]) for name in ("ts", "arrived_at", "seq", "spooled")}
+        return times | {name: getattr(self, name).taken(ticks).column() for name in ("cluster", "node", "boot_id")}
 
 
 class TickTables:
@@ -79,13 +85,14 @@ class TickTables:
         self._schemas = schemas
         self._catalog_of = catalog_of
         self._owners = owners or Owners()
+        self._owners.trim()
         self._catalogs: dict[str, Catalog] = {}
-        self._ticks: list[tuple[Any, ...]] = []
-        self._families: dict[str, list[_Piece]] = {}
-        self._gaps: list[tuple[int, Owner, str, str]] = []
+        self._ticks: list[tuple[int, int, int, bool, int, int, int]] = []
+        self._families: dict[str, _Family] = {}
+        self._gaps: list[tuple[int, int, int, int, str, str]] = []
 
-    def add(self, tick: Tick, arrived_ms: int) -> None:
-        """Take a tick in, whole or not at all.
+    def add(self, tick: Any, arrived_ms: int) -> None:
+        """Take a tick in (a `LeanTick`), whole or not at all.
 
         Raises
         ------
@@ -93,161 +100,160 @@ class TickTables:
             When a block does not fit its catalogue, the catalogue is unknown, or the time cannot be true.
         """
         at_ms = sample_ms(tick.observed_at_ns, arrived_ms)
-        if (misfit := _misfit(tick)) is not None:
-            raise DecodeError(misfit)
-        for block in tick.blocks:
-            self._check(block)
-        number = len(self._ticks)
-        self._ticks.append((at_ms, tick.cluster, tick.node, tick.seq, tick.boot_id, tick.spooled, arrived_ms))
-        for block in tick.blocks:
-            owners = self._owners.of(tick.node, tick.placements, block.devices)
-            self._families.setdefault(block.family, []).append(_Piece(number, block, owners))
+        if tick.seq < 0:
+            raise DecodeError(f"tick number {tick.seq}: ticks are counted from 0")
+        node = self._owners.of(tick.node, bytes(tick.placements))
+        layouts = [node.layout(bytes(block.devices)) for block in tick.blocks]
+        for block, layout in zip(tick.blocks, layouts, strict=True):
+            self._check(block, layout.devices)
+        number, code = len(self._ticks), self._owners.words.code
+        self._ticks.append(
+            (at_ms, arrived_ms, tick.seq, tick.spooled, code(tick.cluster), code(tick.node), code(tick.boot_id))
+        )
+        for block, layout in zip(tick.blocks, layouts, strict=True):
+            family = self._families.get(block.family)
+            if family is None:
+                family = self._families[block.family] = _Family()
+            family.add(number, layout, block)
         if tick.gaps:
-            owner = placement_of(tick.placements, "")
-            self._gaps.extend((number, owner, gap.source, gap.reason) for gap in tick.gaps)
+            job, attempt, rank = placement_of(node.placements, "")
+            self._gaps.extend((number, code(job), attempt, rank, gap.source, gap.reason) for gap in tick.gaps)
 
     def tables(self) -> dict[str, Any]:
         """Arrow table by name, only those that have rows."""
         found: dict[str, Any] = {}
         others: list[Any] = []
-        for family, pieces in self._families.items():
-            sheet = _Sheet(family, self._labels(pieces), pieces, self._catalogs)
-            name = f"{family}_ticks"
-            columns = set(self._schemas[name].names) if name in self._schemas and name != OTHER else set()
+        heads = self._heads() if self._ticks else None
+        for name, family in self._families.items():
+            assert heads is not None  # a block has a tick
+            sheet = _sheet(name, family, heads, self._owners, self._catalogs)
+            table = f"{name}_ticks"
+            columns = set(self._schemas[table].names) if table in self._schemas and table != OTHER else set()
             if (wide := sheet.wide(columns - _LABELS)) is not None:
-                found[name] = _table(self._schemas[name], wide)
+                found[table] = _table(self._schemas[table], wide)
             others.extend(_table(self._schemas[OTHER], other) for other in sheet.others(columns - _LABELS))
         if others:
             found[OTHER] = pa.concat_tables(others).combine_chunks()
-        if self._gaps:
-            found["gaps"] = self._gap_table()
+        if self._gaps and heads is not None:
+            found["gaps"] = self._gap_table(heads)
         return found
 
-    def _check(self, block: Block) -> None:
+    def _check(self, block: Any, devices: int) -> None:
         catalog = self._catalogs.get(block.catalog_id) or self._catalog(block)
-        if not block.devices or len(block.values) % (4 * len(block.devices)):
+        named = len(catalog.metrics)
+        if len(block.values) == 4 * devices * named and devices:
+            return
+        if not devices or len(block.values) % (4 * devices):
             raise DecodeError(
-                f"block {block.family}: {len(block.values)} bytes do not divide into {len(block.devices)} devices of float32"
+                f"block {block.family}: {len(block.values)} bytes do not divide into {devices} devices of float32"
             )
-        named, width = len(catalog.metrics), len(block.values) // (4 * len(block.devices))
-        if width != named:
-            raise DecodeError(f"block {block.family}: {width} columns, catalogue {block.catalog_id} names {named}")
+        width = len(block.values) // (4 * devices)
+        raise DecodeError(f"block {block.family}: {width} columns, catalogue {block.catalog_id} names {named}")
 
-    def _catalog(self, block: Block) -> Catalog:
+    def _catalog(self, block: Any) -> Catalog:
         catalog = self._catalog_of(block.catalog_id)
         if catalog is None:
             raise DecodeError(f"block {block.family}: catalogue {block.catalog_id!r} is not in tw.catalog")
         self._catalogs[block.catalog_id] = catalog
         return catalog
 
-    def _labels(self, pieces: Sequence[_Piece]) -> dict[str, Any]:
-        """Columns of labels, one row for each device."""
-        counts = [len(piece.block.devices) for piece in pieces]
-        ticks = np.repeat(np.array([piece.tick for piece in pieces], dtype=np.intp), counts)
-        owners = chain.from_iterable(piece.owners for piece in pieces)
-        devices = list(chain.from_iterable(piece.block.devices for piece in pieces))
-        return self._of_ticks(ticks) | _of_owners(owners) | {"device": pa.array(devices, pa.string())}
+    def _heads(self) -> _Heads:
+        ts, arrived, seq, spooled, *codes = zip(*self._ticks, strict=True)
+        ranked = [self._owners.words.ranked(np.array(column, dtype=np.int64)) for column in codes]
+        times = np.array(ts, dtype=np.int64), np.array(arrived, dtype=np.int64)
+        return _Heads(*times, np.array(seq, dtype=np.uint64), np.array(spooled, dtype=np.bool_), *ranked)
 
-    def _of_ticks(self, ticks: Indices) -> dict[str, Any]:
-        """What is the same for all devices of a tick, repeated for each of `ticks`."""
-        types = (pa.int64(), pa.string(), pa.string(), pa.uint64(), pa.string(), pa.bool_(), pa.int64())
-        rows = pa.array(ticks)
-        columns = zip(_OF_TICK, types, zip(*self._ticks, strict=True), strict=True)
-        return {name: pa.array(values, kind).take(rows) for name, kind, values in columns}
-
-    def _gap_table(self) -> Any:
-        numbers, owners, sources, reasons = zip(*self._gaps, strict=True)
-        columns = self._of_ticks(np.array(numbers, dtype=np.intp)) | _of_owners(owners)
-        said = {"source": pa.array(sources, pa.string()), "reason": pa.array(reasons, pa.string())}
-        return _table(self._schemas["gaps"], columns | said | {"device": pa.array([""] * len(numbers))})
+    def _gap_table(self, heads: _Heads) -> Any:
+        numbers, jobs, attempts, ranks, sources, reasons = zip(*self._gaps, strict=True)
+        said = {
+            "job": self._owners.words.ranked(np.array(jobs, dtype=np.int64)).column(),
+            "attempt": pa.array(attempts, pa.uint32()),
+            "rank": pa.array(ranks, pa.int32()),
+            "device": pa.array([""] * len(numbers)),
+            "source": pa.array(sources, pa.string()),
+            "reason": pa.array(reasons, pa.string()),
+        }
+        return _table(self._schemas["gaps"], heads.columns(np.array(numbers, dtype=np.intp)) | said)
 
 
-class _Sheet:
+class _Sheet(NamedTuple):
     """All blocks of one family in a batch: labels, and values by metric."""
 
-    def __init__(
-        self, family: str, labels: dict[str, Any], pieces: Sequence[_Piece], catalogs: Mapping[str, Catalog]
-    ) -> None:
-        self._family = family
-        self._labels = labels
-        self._values = dict(_columns(pieces, catalogs, len(labels["device"])))
+    family: str
+    labels: Columns
+    values: dict[str, NDArray[np.float32]]
 
-    def wide(self, columns: set[str]) -> dict[str, Any] | None:
+    def wide(self, columns: set[str]) -> Columns | None:
         """Labels and the metrics that have a column of their own, as far as anybody reported them; None when there is none."""
-        known = {name: values for name, values in self._values.items() if name in columns}
-        return self._labels | {name: _nullable(values) for name, values in known.items()} if known else None
+        known = {name: values for name, values in self.values.items() if name in columns}
+        return self.labels | {name: _nullable(values) for name, values in known.items()} if known else None
 
-    def others(self, columns: set[str]) -> Iterator[dict[str, Any]]:
+    def others(self, columns: set[str]) -> Iterator[Columns]:
         """The other metrics, one row for each value that is there."""
-        for metric, values in self._values.items():
+        for metric, values in self.values.items():
             rows = np.flatnonzero(~np.isnan(values)) if metric not in columns else ()
             if len(rows):
-                labels = {name: column.take(pa.array(rows)) for name, column in self._labels.items()}
-                named = {"family": _repeated(self._family, len(rows)), "metric": _repeated(metric, len(rows))}
+                labels = {name: column.take(pa.array(rows)) for name, column in self.labels.items()}
+                named = {"family": _repeated(self.family, len(rows)), "metric": _repeated(metric, len(rows))}
                 yield labels | named | {"value": pa.array(values[rows])}
 
 
-def _columns(
-    pieces: Sequence[_Piece], catalogs: Mapping[str, Catalog], count: int
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Values by metric, one for each device of all pieces, NaN where it was not reported."""
-    by_catalog: dict[str, list[int]] = {}
-    starts = np.cumsum([0, *(len(piece.block.devices) for piece in pieces)])
-    for number, piece in enumerate(pieces):
-        by_catalog.setdefault(piece.block.catalog_id, []).append(number)
-    found: dict[str, NDArray[np.float32]] = {}
-    for catalog_id, numbers in by_catalog.items():
-        metrics = catalogs[catalog_id].metrics
-        flat = np.frombuffer(b"".join(pieces[number].block.values for number in numbers), dtype="<f4")
-        turned = np.ascontiguousarray(flat.reshape(-1, len(metrics)).T)
-        if len(by_catalog) == 1:
-            yield from ((metric.name, turned[i]) for i, metric in enumerate(metrics))
-            return
-        rows = np.concatenate([np.arange(starts[number], starts[number + 1]) for number in numbers])
-        for i, metric in enumerate(metrics):
-            found.setdefault(metric.name, np.full(count, np.nan, dtype=np.float32))[rows] = turned[i]
-    yield from found.items()
-
-
-def _misfit(tick: Tick) -> str | None:
-    """A number that no label column holds: found out only at the insert, it would spoil the whole batch."""
-    if not 0 <= tick.seq < 1 << 64:
-        return f"tick number {tick.seq}: ticks are counted from 0"
-    for placement in tick.placements:
-        if not (0 <= placement.attempt < 1 << 32 and -(1 << 31) <= placement.rank < 1 << 31):
-            return (
-                f"rank {placement.rank} in attempt {placement.attempt} of job {placement.job}: no job has such a rank"
-            )
-    return None
-
-
-def placement_of(placements: tuple[Placement, ...], device: str) -> Owner:
-    """Job, attempt and rank of a device's samples.
-
-    A device that one rank owns carries that rank. Samples of the whole node carry the job that runs there (none when several do) and
-    the rank only when there is but one; rank -1 is "no single rank".
-    """
-    for placement in placements:
-        if device in (f"rank{placement.rank}", placement.device):
-            return placement.job, placement.attempt, placement.rank
-    jobs = {(placement.job, placement.attempt) for placement in placements}
-    if len(jobs) != 1:
-        return "", 0, -1
-    job, attempt = jobs.pop()
-    return job, attempt, placements[0].rank if len(placements) == 1 else -1
-
-
-def _of_owners(owners: Iterable[Owner]) -> dict[str, Any]:
-    jobs, attempts, ranks = zip(*owners, strict=True)
-    kinds = {"job": pa.string(), "attempt": pa.uint32(), "rank": pa.int32()}
-    return {
-        name: pa.array(values, kind)
-        for (name, kind), values in zip(kinds.items(), (jobs, attempts, ranks), strict=True)
+def _sheet(name: str, family: _Family, heads: _Heads, owners: Owners, catalogs: Mapping[str, Catalog]) -> _Sheet:
+    counts = [layout.devices for layout in family.layouts]
+    ticks = np.repeat(np.array(family.ticks, dtype=np.intp), counts)
+    owned = np.concatenate([layout.owned for layout in family.layouts])
+    device, job = (owners.words.ranked(owned[:, column]) for column in (DEVICE, JOB))
+    order = key_order(job.places, heads.ts[ticks], heads.node.places[ticks], device.places)
+    labels = heads.columns(ticks[order]) | {
+        "job": job.taken(order).column(),
+        "attempt": pa.array(owned[order, ATTEMPT].astype(np.uint32)),
+        "rank": pa.array(owned[order, RANK].astype(np.int32)),
+        "device": device.taken(order).column(),
     }
+    return _Sheet(name, labels, dict(_columns(family, counts, order, catalogs)))
+
+
+def key_order(job: Codes, ts: Codes, node: Codes, device: Codes) -> Indices:
+    """Rows in the order of the tick tables' key: job, minute, node, device, time."""
+    minute, moment = ts // MINUTE_MS, ts - ts.min()
+    columns = (job, minute - minute.min(), node, device, moment)
+    spans = [int(column.max()) + 1 for column in columns]
+    if np.prod([float(span) for span in spans]) >= 2**62:  # no one number holds it: times that are months apart
+        return np.lexsort(columns[::-1])
+    key = columns[0]
+    for column, span in zip(columns[1:], spans[1:], strict=True):
+        key = key * span + column
+    return np.argsort(key, kind="stable")
+
+
+def _columns(
+    family: _Family, counts: Sequence[int], order: Indices, catalogs: Mapping[str, Catalog]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Values by metric, one for each row, NaN where it was not reported."""
+    ids = dict.fromkeys(family.catalogs)
+    if len(ids) == 1:
+        metrics = catalogs[next(iter(ids))].metrics
+        turned = np.ascontiguousarray(_matrix(family.values, len(metrics))[order].T)
+        yield from ((metric.name, turned[i]) for i, metric in enumerate(metrics))
+        return
+    of_row = np.repeat(np.array(family.catalogs), counts)
+    found: dict[str, NDArray[np.float32]] = {}
+    for catalog_id in ids:
+        metrics, rows = catalogs[catalog_id].metrics, np.flatnonzero(of_row == catalog_id)
+        mine = [values for values, told in zip(family.values, family.catalogs, strict=True) if told == catalog_id]
+        matrix = _matrix(mine, len(metrics))
+        for i, metric in enumerate(metrics):
+            found.setdefault(metric.name, np.full(len(order), np.nan, dtype=np.float32))[rows] = matrix[:, i]
+    yield from ((name, values[order]) for name, values in found.items())
+
+
+def _matrix(values: Sequence[bytes], width: int) -> NDArray[np.float32]:
+    return np.frombuffer(b"".join(values), dtype="<f4").reshape(-1, width)
 
 
 def _nullable(values: NDArray[np.float32]) -> Any:
-    return pa.array(values, mask=np.isnan(values))
+    absent = np.isnan(values)
+    return pa.array(values, mask=absent) if absent.any() else pa.array(values)
 
 
 def _repeated(word: str, times: int) -> Any:
@@ -255,6 +261,10 @@ def _repeated(word: str, times: int) -> Any:
 
 
 def _table(schema: Any, columns: Mapping[str, Any]) -> Any:
-    names = [name for name in schema.names if name in columns]
-    arrays = [columns[name].cast(schema.field(name).type) for name in names]
-    return pa.table(arrays, schema=pa.schema([schema.field(name) for name in names]))
+    """Columns in the store's order and of its types; words stay numbers with a dictionary."""
+    found: Columns = {}
+    for name in schema.names:
+        column, kind = columns.get(name), schema.field(name).type
+        if column is not None:
+            found[name] = column if pa.types.is_dictionary(column.type) else column.cast(kind)
+    return pa.table(found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from trainwarden.bus.base import Message, Publisher
@@ -16,10 +19,12 @@ KEPT_KEY_BYTES = 4096
 KEPT_REASON = 2000
 
 
-def decode_or_dead(message: Message, publisher: Publisher, cluster: str, clock: Clock) -> Record | None:
+def decode_or_dead(
+    message: Message, publisher: Publisher, cluster: str, clock: Clock, decoding: Callable[[bytes], Any] = decode
+) -> Record | None:
     """The record in `message`; malformed bytes go to the dead-letter topic and None is returned."""
     try:
-        record: Record = decode(message.value)
+        record: Record = decoding(message.value)
     except DecodeError as error:
         bury(message, error.reason, publisher, cluster, clock)
         return None
