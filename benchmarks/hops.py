@@ -46,7 +46,7 @@ from trainwarden.selfmetrics import Metrics
 from trainwarden.topics import Topic
 
 WARM_TICKS = 6
-STORE_BATCH_S = 2
+STORE_BATCH_S = 10
 """Age of the store's batches with so many nodes (`streams.store.writer.BatchLimits`)."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 HOPS = (
@@ -135,7 +135,7 @@ class Store:
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         server = stack.enter_context(ChdbServer(directory, port=0))
-        client = stack.enter_context(contextlib.closing(prepare(f"{server.url}/trainwarden")))
+        client = server.direct(stack.enter_context(contextlib.closing(prepare(f"{server.url}/trainwarden"))))
         self._clock = SimulatedClock(time.time_ns())
         self._bus = MemoryBus(self._clock)
         limits = BatchLimits(age_ms=1000 * STORE_BATCH_S)

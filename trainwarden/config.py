@@ -55,9 +55,9 @@ class StoreConfig:
         None, "set: the store process opens chDB here and serves `url` itself; unset: a ClickHouse server is used"
     )
     batch_ms: int = option(
-        500, "age of a batch; up to eight times this where inserting would take over an eighth of the time"
+        500, "age of a batch; up to twenty times this where inserting would take over a twentieth of the time"
     )
-    batch_rows: int = option(200_000, "rows that close a batch early")
+    batch_rows: int = option(500_000, "rows that close a batch early")
     metrics_listen: str = option("", "host:port of the writer's Prometheus page; empty: none")
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 
 from streams.store.chdb_engine import ChdbEngine, Limits
 from streams.store.chdb_http import Access, Activity, Listener
+from streams.store.direct import DirectClient
 from trainwarden.clock import Clock
 from trainwarden.embedded.ports import LOOPBACK
 from trainwarden.errors import ConfigError
@@ -149,6 +150,10 @@ class ChdbServer:
         from streams.store.connect import open_http
 
         return open_http(self.host, self.port, self._access.user, self._access.password, options)
+
+    def direct(self, client: Any) -> DirectClient:
+        """`client`, with inserts that take no way through HTTP; a stop of this server does not wait for them."""
+        return DirectClient(client, self._engine)
 
     def __enter__(self) -> ChdbServer:
         self.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from streams.cycles import collect_rarely
 from streams.store.chdb_server import DEFAULT_PORT, Access, ChdbServer
 from streams.store.connect import connect
 from streams.store.errors import store_errors
@@ -41,6 +42,7 @@ def run(
     """
     for chatty in ("urllib3.connectionpool", "clickhouse_connect"):
         logging.getLogger(chatty).setLevel("ERROR")  # each failure is one line of the writer's already
+    collect_rarely()
     clock = clock or SystemClock()
     stop = stop or stop_event()
     connection = bus.connect(config.kafka)
@@ -97,12 +99,14 @@ def make_topics(connection: bus.Bus, clock: Clock) -> None:
 def open_store(config: Config) -> Iterator[Any]:
     """A client of the migrated store; with `store.directory` the store itself runs in this process as long as the client is used."""
     with contextlib.ExitStack() as stack:
+        server = None
         if config.store.directory is not None:
-            stack.enter_context(_embedded(config, config.store.directory))
-        yield stack.enter_context(contextlib.closing(prepare(config.store.url)))
+            server = stack.enter_context(_embedded(config, config.store.directory))
+        client = stack.enter_context(contextlib.closing(prepare(config.store.url)))
+        yield client if server is None else server.direct(client)
 
 
-def _embedded(config: Config, directory: Path) -> contextlib.AbstractContextManager[Any]:
+def _embedded(config: Config, directory: Path) -> ChdbServer:
     parts = urlsplit(config.store.url)
     if parts.scheme != "clickhouse" or not parts.hostname:
         raise ConfigError(

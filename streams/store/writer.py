@@ -38,7 +38,7 @@ REREAD_IDLE_POLLS = 30
 EARLY_PAUSE_S = 0.05
 TRICKLE_PAUSE_S, TRICKLE_MESSAGES = 0.1, 500
 """While a batch fills and less than this comes at a time, reading waits: each answer of a broker costs more than its messages."""
-STRETCH = 8
+STRETCH = 20
 DONE_NOTE_AFTER_S = 2.0
 NEARLY_ALL = 5000
 """With fewer messages unread the next poll has them all: the writer keeps up."""
@@ -51,14 +51,14 @@ class BatchLimits:
     """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows.
 
     An insert costs much the same for a hundred rows as for ten thousand, and there is one for each table. So a batch may grow
-    `STRETCH` times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait four
-    seconds, not half of one.
+    `STRETCH` times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait ten
+    seconds, not half of one. What is inserted at once is also merged less often, and a device's minute is fed six times, not 120.
 
     `catalog_wait_s` is how long a tick waits for its catalogue before it is a dead letter.
     """
 
     age_ms: int = 500
-    rows: int = 200_000
+    rows: int = 500_000
     catalog_wait_s: float = 5.0
 
 

@@ -23,6 +23,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureErr
 from streams.store import chdb_insert
 from streams.store.chdb_server import Access, ChdbServer
 from streams.store.connect import connect
+from streams.store.errors import StoreError
 from trainwarden.embedded.ports import free_port
 from trainwarden.errors import ConfigError, UnavailableError
 
@@ -474,3 +475,21 @@ def test_a_name_that_was_made_to_lead_here_reads_nothing(server: ChdbServer, hos
     connection.request("GET", "/?query=SELECT+1", headers={"Host": host})
     assert connection.getresponse().status == status
     connection.close()
+
+
+# --- inserts from the same process
+
+
+def test_inserts_of_the_same_process_go_the_short_way(server: ChdbServer, client: Any, table: str) -> None:
+    direct = server.direct(client)
+    words = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int32()), pa.array(["", "x"]))
+    rows = pa.table({"a": pa.array([1, 2, 3], pa.uint64()), "s": words, "v": pa.array([1.5, None, 2.5], pa.float32())})
+    for _ in range(2):
+        direct.insert_arrow(table, rows, settings={"insert_deduplicate": 1})
+    assert direct.query(f"SELECT a, s, v FROM {table} ORDER BY a LIMIT 3 BY s").result_rows == [
+        (1, "x", 1.5), (1, "x", 1.5), (2, "", 0.0), (2, "", 0.0), (3, "x", 2.5),
+    ]  # fmt: skip
+    with pytest.raises(StoreError, match="UNKNOWN_TABLE"):
+        direct.insert_arrow("nowhere", rows)
+    with pytest.raises(StoreError, match="UNKNOWN_SETTING"):
+        direct.insert_arrow(table, rows, settings={"no_such_setting": 1})
