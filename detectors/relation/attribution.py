@@ -151,7 +151,7 @@ def node_gains(node: F32) -> F32:
 
 def borne_out(steady: F32, gains: F32) -> F32:
     """Means of gains, as far as the gains of now bear them out."""
-    return np.minimum(steady, np.float32(BORNE_OUT) * gains)
+    return np.asarray(np.minimum(steady, np.float32(BORNE_OUT) * gains))
 
 
 def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F32 | None) -> _Part:

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.relation import cost, parts
 from benchmarks.relation.__main__ import Bench, _arguments
-from benchmarks.relation.scenarios import Slot, scenario
+from benchmarks.relation.episodes import Played
+from benchmarks.relation.scenarios import Scenario, Slot, scenario
 from benchmarks.relation.score import Marked, Sheet
 from models.relation import weights
 
@@ -41,7 +42,13 @@ def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.Mo
     args = _arguments(["--parts", str(tmp_path), "--only", "507", "--sizes", "128"])
     bench, run = Bench(args, {}), scenario("test", 128, 507)
     played: list[str] = []
-    monkeypatch.setattr("benchmarks.relation.__main__.play", lambda run, cache: played.append(run.name) or ())
+
+    def play(run: Scenario, cache: Path | None) -> tuple[Played, ...]:
+        del cache
+        played.append(run.name)
+        return ()
+
+    monkeypatch.setattr("benchmarks.relation.__main__.play", play)
     assert bench.of(run, ["ours"]) == {}
     parts.keep(parts.path_of(tmp_path, run, bench.code), {("ours", 128): sheet(507)})
     assert bench.of(run, ["ours"]) == {("ours", 128): sheet(507)}
