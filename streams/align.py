@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from detectors.base import Frame
 from streams.arrivals import Clocks, Seen
+from streams.beats import Beats
 from streams.grid import Grid
 from streams.matrices import Catalogs, pack, unpack
 from streams.voices import Voices
@@ -108,6 +109,8 @@ class Aligner:
         self._seen = Seen()
         self._voices: Voices[Placed] = Voices()
         self._clocks = Clocks(settings.skew_ms, settings.interval_ms)
+        self._beats = Beats(settings.interval_ms)
+        self._crowded: frozenset[str] = frozenset()
         self._grid = Grid(settings.interval_ms, settings.lateness_ms, settings.forget_s)
         self._cut_ns, self._set_back_ns, self._counted_ns, self._wild = 0, -RENEWED_NS, -1, (0, 0)
         self._parked: list[_Parked] = []
@@ -166,6 +169,7 @@ class Aligner:
                 "catalogs": self._catalogs.snapshot(),
                 "seen": self._seen.snapshot(),
                 "clocks": self._clocks.snapshot(),
+                "beats": self._beats.snapshot(),
                 "grid": self._grid.snapshot(),
                 "topology": _topology_state(self.topology),
                 "inferred": [encode(event) for event in self.inferred],
@@ -183,6 +187,7 @@ class Aligner:
         self._catalogs.restore(state["catalogs"])
         self._seen.restore(state["seen"])
         self._clocks.restore(state["clocks"])
+        self._beats.restore(state.get("beats", {}))
         self._grid.restore(state["grid"])
         self.topology = _topology_from(state["topology"])
         self.inferred = [decode(payload) for payload in state.get("inferred", ())]  # an older worker did not keep them
@@ -311,12 +316,14 @@ class Aligner:
 
     def _note_clocks(self, ticks: list[Placed], now_ns: int) -> None:
         counts = Counter([placed.record.node for placed in ticks])
+        self._crowded = frozenset([node for node, count in counts.items() if count > 1])
         for placed in ticks:
             tick = placed.record
             # several ticks of one node in a cut are a backlog: their delay says nothing about the clock
-            if isinstance(tick, Tick) and counts[tick.node] == 1 and not tick.spooled:
+            if isinstance(tick, Tick) and tick.node not in self._crowded and not tick.spooled:
                 self._clocks.note(tick.node, tick.boot_id, tick.observed_at_ns, now_ns)
         self._clocks.settle()
+        self._beats.settle(now_ns)
 
     def _place_all(self, ticks: list[Placed], now_ns: int) -> None:
         waiting, self._parked = self._parked, []
@@ -348,8 +355,16 @@ class Aligner:
             return
         if correction_ns:
             self._metrics.count("tw_ticks_skewed_total", node=tick.node)
-        if not self._grid.place(tick, correction_ns, now_ns):
+        later = 0 if tick.spooled else self._later(tick, correction_ns, now_ns)
+        if not self._grid.place(tick, correction_ns, now_ns, later):
             self._metrics.count("tw_ticks_late_total", node=tick.node)
+
+    def _later(self, tick: Tick, correction_ns: int, now_ns: int) -> int:
+        """By how many grid points it belongs later than where the correction of its clock puts it."""
+        if tick.node not in self._crowded:
+            self._beats.note(tick.node, tick.boot_id, now_ns - self._grid.point_ns(tick.observed_at_ns))
+        later = self._beats.later(tick.node, tick.boot_id)
+        return later - correction_ns // self._grid.interval_ns if later else 0
 
     def _whose_clock(self, node: str, now_ns: int) -> str:
         """Whose clock has to be set: nodes are not off by so much all at once, but we may be."""

@@ -80,10 +80,14 @@ class Grid:
     def _forget_cells(self) -> int:
         return int(self.forget_s * 1000 / self.interval_ms)
 
-    def place(self, tick: Tick, correction_ns: int, now_ns: int) -> bool:
-        """Put a tick into its cell; False when that cell has closed. Of two ticks of a node in one cell the last observed wins."""
+    def point_ns(self, event_ns: int) -> int:
+        """Time of the grid point that something at this time belongs to."""
+        return (event_ns + self.interval_ns // 4) // self.interval_ns * self.interval_ns
+
+    def place(self, tick: Tick, correction_ns: int, now_ns: int, later: int = 0) -> bool:
+        """Put a tick into its cell, or so many `later`; False when that has closed. Of two of a node in a cell the last observed wins."""
         event_ns = tick.observed_at_ns + correction_ns
-        cell = (event_ns + self.interval_ns // 4) // self.interval_ns
+        cell = self.point_ns(event_ns) // self.interval_ns + later
         node = self._nodes.get(tick.node)
         if node is None:
             node = self._nodes[tick.node] = _Node(cell, now_ns)
