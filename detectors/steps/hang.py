@@ -19,8 +19,9 @@ from detectors.numbers import whole_number
 from detectors.state import decode_state, encode_state
 from detectors.steps.assembly import MAX_VICTIMS
 from detectors.steps.exits import Exit, culprit_of, parse_exit
-from detectors.steps.processes import KEPT, STATE_STOPPED, Ints, Processes
+from detectors.steps.processes import KEPT, STATE_STOPPED, Processes
 from detectors.steps.progress import SPECIAL_PHASES, JobProgress, Opinion
+from detectors.steps.seats import Rows, Seats
 from detectors.steps.sends import Sends, SendsState
 from detectors.steps.silence import forget_silent
 from detectors.steps.table import StepTable, tables_of
@@ -101,8 +102,9 @@ class Silence(msgspec.Struct):
 
     def heard(self) -> None:
         """The node is in this tick."""
-        self.gaps = [*self.gaps[-1:], self.ticks + 1]
-        self.ticks = 0
+        if self.ticks or self.gaps != [1, 1]:
+            self.gaps = [*self.gaps[-1:], self.ticks + 1]
+            self.ticks = 0
 
 
 class State(msgspec.Struct):
@@ -118,17 +120,6 @@ class State(msgspec.Struct):
     sends: SendsState = msgspec.field(default_factory=SendsState)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Which rows of the process family are which ranks of a job: worked out again only when either changes."""
-
-    job: str
-    attempt: int
-    rows: Ints
-    ranks: Ints
-    nodes: list[str]
-
-
 class HangDetector(Detector):
     """Says `rank_killed`, `rank_frozen`, `node_lost`, `job_hang`, `checkpoint_stall` (of a save that does not end) or `telemetry_lost`."""
 
@@ -142,15 +133,17 @@ class HangDetector(Detector):
     def __init__(self, settings: HangSettings | None = None) -> None:
         super().__init__(settings)
         self._state = State()
-        self._known: tuple[tuple[tuple[str, str], ...], tuple[JobLayout, ...]] = ((), ())
-        self._places: list[_Rows] = []
-        self._settled: dict[str, tuple[_Rows, Processes]] = {}
+        self._late: set[str] = set()
+        self._seats = Seats()
+        self._places: list[Rows] = []
+        self._settled: dict[str, tuple[Rows, Processes]] = {}
         self._writes = Writes()
         self._sends = Sends()
         self._job_of: tuple[tuple[JobLayout, ...], dict[str, str]] = ((), {})
 
     def update(self, frame: Frame) -> list[Verdict]:
         self._follow(frame)
+        self._late = self._late_nodes()
         verdicts = self._telemetry(frame)
         for name in sorted(self._state.jobs):
             verdicts += self._judge(self._state.jobs[name], frame)
@@ -235,10 +228,12 @@ class HangDetector(Detector):
         for node in [known for known in state.present if known not in here]:
             del state.present[node]
         for node, present in zip(tick.nodes, tick.present.tolist(), strict=True):
+            known = state.present.get(node)
             if present:
-                state.present.setdefault(node, Silence()).heard()
-            elif node in state.present:
-                known = state.present[node]
+                if known is None:
+                    known = state.present[node] = Silence()
+                known.heard()
+            elif known is not None:
                 known.since_ns = known.since_ns if known.ticks else tick.at_ns
                 known.ticks += 1
         state.nodes = tick.nodes
@@ -276,13 +271,11 @@ class HangDetector(Detector):
             moves = job.is_moving(tick.at_ns)
             job.senders = {} if moves else self._sends.senders(job.nodes, tick.at_ns)
 
-    def _placed(self, entities: tuple[tuple[str, str], ...], topology: Topology) -> list[_Rows]:
-        layouts = topology.jobs()
-        if self._known[0] != entities or self._known[1] != layouts:
-            self._known = (entities, layouts)
-            self._settled = {}
-            self._places = [place for place in (_rows_of(layout, entities) for layout in layouts) if place.rows.size]
-        return self._places
+    def _placed(self, entities: tuple[tuple[str, str], ...], topology: Topology) -> list[Rows]:
+        places = self._seats.of(entities, topology.jobs())
+        if places is not self._places:
+            self._places, self._settled = places, {}
+        return places
 
     # --- what it means -------------------------------------------------------------------------------------------------------
 
@@ -386,7 +379,7 @@ class HangDetector(Detector):
 
     def _lost(self, job: JobProgress, frame: Frame, standing_s: float, at_ns: int) -> list[Verdict]:
         silent = self._silent_nodes(job)
-        nodes = {node for node in job.nodes if node}
+        nodes = {node for node in job.nodes if node} if silent else set()
         if not silent or 2 * len(silent) > max(len(nodes), 2) or standing_s < self.settings.lost_s:
             return []
         verdicts = []
@@ -410,13 +403,15 @@ class HangDetector(Detector):
             return silent_s >= self.settings.lost_phase_s
         return standing_s >= self.settings.lost_steps * usual_ms / 1000
 
+    def _late_nodes(self) -> set[str]:
+        """Nodes whose silence is more than a report or two that came late."""
+        if not self._state.silent:
+            return set()
+        least = self.settings.silent_ticks
+        return {node for node, silence in self._state.present.items() if silence.ticks and silence.reports >= least}
+
     def _silent_nodes(self, job: JobProgress) -> list[str]:
-        nodes = sorted({node for node in job.nodes if node})
-        return [
-            n
-            for n in nodes
-            if n in self._state.present and self._state.present[n].reports >= self.settings.silent_ticks
-        ]
+        return sorted(self._late.intersection(job.nodes)) if self._late else []
 
     def _patience_s(self, job: JobProgress) -> float:
         """How long the job may stand, by what it is at: learnt from how long that took before, within the bounds of the settings."""
@@ -481,7 +476,7 @@ class HangDetector(Detector):
             return []
         missing = sum(silence.ticks > 0 for silence in silences.values())
         verdicts = []
-        for node in sorted(silences):
+        for node in sorted(node for node, silence in silences.items() if silence.ticks or silence.said):
             silence = silences[node]
             if silence.said and not silence.ticks:
                 silence.said = False
@@ -553,18 +548,6 @@ def _attempt_of(event: LogEvent) -> int:
 
 def _rank_on(job: JobProgress, node: str) -> int:
     return job.nodes.index(node) if node in job.nodes else -1
-
-
-def _rows_of(layout: JobLayout, entities: tuple[tuple[str, str], ...]) -> _Rows:
-    """Rows of the processes that are this job's ranks where its layout says they are."""
-    rows, ranks, nodes = [], [], []
-    for row, (node, device) in enumerate(entities):
-        rank = whole_number(device.removeprefix("rank"), -1)
-        if layout.ranks.get(rank, ("", ""))[0] == node:
-            rows.append(row)
-            ranks.append(rank)
-            nodes.append(node)
-    return _Rows(layout.job, layout.attempt, np.array(rows, dtype=np.int64), np.array(ranks, dtype=np.int64), nodes)
 
 
 def _at_length(job: JobProgress, phase: str) -> str:

@@ -49,6 +49,8 @@ class Processes(msgspec.Struct):
         size = int(ranks.max()) + 1 if ranks.size else 0
         if size > len(self.nodes):
             self._grow(size - len(self.nodes))
+        if [self.nodes[rank] for rank in ranks.tolist()] == nodes:
+            return
         for rank, node in zip(ranks.tolist(), nodes, strict=True):
             if self.nodes[rank] != node:
                 self.nodes[rank] = node

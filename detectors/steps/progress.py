@@ -147,7 +147,11 @@ class JobProgress(msgspec.Struct):
 
     def usual_step_ms(self) -> float:
         """Median duration of the last plain steps; NaN before the first."""
-        return float(np.median(self.durations_ms)) if self.durations_ms else math.nan
+        if not self.durations_ms:
+            return math.nan
+        # of a short list of plain numbers this is four times as quick as an array's median
+        ordered, half = sorted(self.durations_ms), len(self.durations_ms) // 2
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
     def longest_step_ms(self) -> float:
         """The longest of the last plain steps, drawn out while few are known; NaN before the first.
@@ -177,7 +181,8 @@ class JobProgress(msgspec.Struct):
         A row of the phase checkpoint tells of a save that is over.
         """
         phases = self.processes.phase
-        unusual = phases[np.isin(phases, _NOT_PLAIN)]
+        first, evaluation, save = _NOT_PLAIN
+        unusual = phases[(phases == first) | (phases == evaluation) | (phases == save)]
         if unusual.size:
             return PHASE_NAMES[int(unusual[0])]
         if not self.steps_seen:
@@ -188,7 +193,7 @@ class JobProgress(msgspec.Struct):
 
     def is_moving(self, at_ns: int) -> bool:
         """Whether the newest step is no older than steps usually get."""
-        usual_ms = float(np.nan_to_num(self.usual_step_ms()))
+        usual_ms = self.usual_step_ms() if self.durations_ms else 0.0
         return self.steps_seen > 0 and at_ns - self.progress_ns < max(
             _AHEAD_NS, 2 * self.tick_ns, int(2 * usual_ms * NS_PER_MS)
         )

@@ -7,6 +7,8 @@ save that is slower than they are is not seen, for the device of a machine that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -43,7 +45,8 @@ class Sends:
 
     def __init__(self, state: SendsState | None = None) -> None:
         self.state = state or SendsState()
-        self._owners: tuple[Entities, Mapping[str, str], tuple[str, ...], Ints] = ((), {}, (), np.zeros(0, np.int64))
+        self._owners: list[tuple[Entities, Mapping[str, str], tuple[str, ...], Ints]] = []
+        self._rows: list[tuple[Entities, dict[tuple[str, str], int]]] = []
 
     def note(
         self, matrix: FamilyMatrix, at_ns: int, job_of: Mapping[str, str], jobs: Mapping[str, JobProgress]
@@ -78,8 +81,7 @@ class Sends:
         state = self.state
         if state.entities is entities or state.entities == entities:
             return
-        place = {entity: row for row, entity in enumerate(state.entities)}
-        came = np.array([place.get(entity, -1) for entity in entities], dtype=np.int64)
+        came = np.fromiter(map(self._row_of(state.entities).get, entities, repeat(-1)), np.int64, len(entities))
         old = came >= 0
         self.state = SendsState(entities, np.full(len(came), np.nan), np.full(len(came), np.nan),
                                 np.zeros(len(came), np.int64), np.zeros(len(came), np.int64))  # fmt: skip
@@ -88,10 +90,21 @@ class Sends:
 
     def _owned_by(self, job_of: Mapping[str, str]) -> tuple[tuple[str, ...], Ints]:
         """Names of jobs, and each device's place among them; behind the last for those of none."""
-        entities, known, names, owner = self._owners
-        if entities is not self.state.entities or known is not job_of:
-            names = tuple(sorted(set(job_of.values())))
-            place = {name: number for number, name in enumerate(names)}
-            owner = np.array([place.get(job_of.get(node, ""), len(names)) for node, _ in self.state.entities], np.int64)
-            self._owners = self.state.entities, job_of, names, owner
+        mine = self.state.entities
+        for entities, known, names, owner in self._owners:
+            if entities is mine and known is job_of:
+                return names, owner
+        names = tuple(sorted(set(job_of.values())))
+        number = {name: place for place, name in enumerate(names)}
+        place = {node: number[name] for node, name in job_of.items()}
+        owner = np.fromiter(map(place.get, map(itemgetter(0), mine), repeat(len(names))), np.int64, len(mine))
+        self._owners = [(mine, job_of, names, owner), *self._owners[:1]]
         return names, owner
+
+    def _row_of(self, entities: Entities) -> dict[tuple[str, str], int]:
+        """Row by entity; kept, for a node that misses ticks and comes back changes the rows twice."""
+        for known, rows in self._rows:
+            if known is entities:
+                return rows
+        self._rows = [(entities, {entity: row for row, entity in enumerate(entities)}), *self._rows[:1]]
+        return self._rows[0][1]
