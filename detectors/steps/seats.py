@@ -39,6 +39,7 @@ class Seats:
 
     def __init__(self) -> None:
         self._layouts: tuple[JobLayout, ...] = ()
+        self._found: list[tuple[Entities, list[Rows]]] = []
         self._forget()
 
     def of(self, entities: Entities, layouts: Sequence[JobLayout]) -> list[Rows]:
@@ -65,7 +66,7 @@ class Seats:
         """Layout's number and rank of each seat."""
         self._further: dict[int, list[int]] = {}
         """Seats of a process that is a rank of several jobs, besides its first."""
-        self._found: list[tuple[Entities, list[Rows]]] = []
+        self._found = []
 
     def _follow(self, layouts: tuple[JobLayout, ...]) -> None:
         """Only what is on nodes of a job that changed is looked at anew."""

@@ -32,7 +32,7 @@ def job(name: str, attempt: int, nodes: list[str]) -> JobLayout:
 def test_rows_are_those_of_the_plain_way_while_nodes_jobs_and_attempts_come_and_go() -> None:
     rng, seats = random.Random(3), Seats()
     names = [f"n{number}" for number in range(12)]
-    layouts = (job("a", 0, names[:4]), job("b", 0, names[4:7]))
+    layouts: tuple[JobLayout, ...] = (job("a", 0, names[:4]), job("b", 0, names[4:7]))
     for step in range(300):
         if rng.random() < 0.2:
             nodes = rng.sample(names, rng.randint(1, 5))  # jobs may share a node
