@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streams.store.chdb_engine import ChdbEngine, Statement, quote_name
+from streams.store.chdb_engine import ChdbEngine, QueryError, Statement, quote_name
 
 
 class DirectClient:
@@ -37,5 +37,8 @@ class DirectClient:
         columns = ", ".join(map(quote_name, arrow_table.schema.names))
         asked = {name: str(value) for name, value in (settings or {}).items()}
         statement = Statement(f"INSERT INTO {quote_name(table)} ({columns})", self._client.database, asked)
-        with self._engine.insert(statement) as session:
-            session.insert("ArrowStream", [sink.getvalue()])
+        try:
+            with self._engine.insert(statement) as session:
+                session.insert("ArrowStream", [sink.getvalue()])
+        except RuntimeError as error:  # chDB's own kind, of a connection that it could not make
+            raise QueryError.of(error) from error
