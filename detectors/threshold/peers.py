@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detectors.base import F32
-from detectors.robust import median_of_known
+from detectors.robust import median_of_known, medians_of_known
 from detectors.state import Array
 from detectors.threshold.lines import Lines
 from trainwarden.clock import NS_PER_S
@@ -150,19 +150,32 @@ def common(lines: Lines, compared: F32, load: F32, phase: Array, groups: Sequenc
     """What peers do at this moment beyond what is expected of a series, rows × columns; None without peers."""
     if not groups:
         return None
-    out = np.zeros(compared.shape, np.float32)
+    groups = sorted(groups, key=lambda group: len(group.asked))
+    sizes = np.array([len(group.asked) for group in groups])
+    starts = np.cumsum(sizes) - sizes
     asked = np.concatenate([group.asked for group in groups])
-    ends = np.cumsum([len(group.asked) for group in groups])
-    starts = ends - [len(group.asked) for group in groups]
     surprise = compared[asked] - lines.expected(asked, load[asked], phase[asked])
+    movements = _zero_unknown(_medians(surprise, sizes))
     far = np.minimum.reduceat(lines.breadth(asked), starts, axis=0) * _MOVED
-    for group, start, end, line in zip(groups, starts.tolist(), ends.tolist(), far, strict=True):
-        movement = _zero_unknown(median_of_known(surprise[start:end]).astype(np.float32))
+    out = np.zeros(compared.shape, np.float32)
+    for group, movement in zip(groups, movements, strict=True):
         out[group.span or group.rows] = movement
-        columns = np.flatnonzero(np.abs(movement) >= line)
-        if len(columns):
-            _follow(lines, compared, load, phase, group, columns, movement[columns], out)
+    moved = np.abs(movements) >= far
+    for number in np.flatnonzero(moved.any(axis=1)).tolist():
+        columns = np.flatnonzero(moved[number])
+        _follow(lines, compared, load, phase, groups[number], columns, movements[number, columns], out)
     return out
+
+
+def _medians(surprise: F32, sizes: Ints) -> F32:
+    """Median of each group; their rows come one group after the other, and those with as many rows together."""
+    kinds, first = np.unique(sizes, return_index=True)
+    parts, start = [], 0
+    for size, count in zip(kinds.tolist(), np.diff(np.append(first, len(sizes))).tolist(), strict=True):
+        rows = surprise[start : start + size * count]
+        parts.append(medians_of_known(rows.reshape(count, size, rows.shape[1])))
+        start += size * count
+    return np.concatenate(parts).astype(np.float32)
 
 
 def _follow(

@@ -294,7 +294,7 @@ def _picked(cube: F32, phase: Array) -> F32:
     """Rows × columns of each row's phase out of rows × phases × columns; a view when all rows are in the same phase."""
     if len(phase) and (phase == phase[0]).all():
         return cube[:, min(max(int(phase[0]), 0), cube.shape[1] - 1)]
-    return np.asarray(cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)], np.float32)
+    return np.asarray(_flat(cube).take(_numbers(cube, phase), axis=0), np.float32)
 
 
 def _put(cube: F32, phase: Array, values: F32) -> None:
@@ -302,4 +302,15 @@ def _put(cube: F32, phase: Array, values: F32) -> None:
     if len(phase) and (phase == phase[0]).all():
         np.copyto(cube[:, min(max(int(phase[0]), 0), cube.shape[1] - 1)], values)
     else:
-        cube[np.arange(len(phase)), np.clip(phase, 0, cube.shape[1] - 1)] = values
+        _flat(cube)[_numbers(cube, phase)] = values
+
+
+def _flat(cube: F32) -> F32:
+    """Rows and phases one after the other, without a copy: one index is twice as quick as two."""
+    flat = cube.view()
+    flat.shape = cube.shape[0] * cube.shape[1], cube.shape[2]
+    return flat
+
+
+def _numbers(cube: F32, phase: Array) -> Array:
+    return np.asarray(np.arange(len(phase)) * cube.shape[1] + np.clip(phase, 0, cube.shape[1] - 1))
