@@ -22,7 +22,7 @@ much before it. A healthy one comes within a quarter, the wait for the next cut 
 FAR = 3.5
 """A clock further off than this is the aligner's to correct (`streams.arrivals.Clocks`)."""
 MOST = 10
-"""Clocks that are off are rare: where more than one node in so many is late, it is the way to us, and nobody is moved on."""
+"""Clocks that are off are rare: where more than one node in so many is late, it is the way to us, and nothing changes."""
 
 
 @dataclass
