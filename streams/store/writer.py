@@ -48,7 +48,9 @@ MEMBER_FOR_S = 3.0
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """When a batch is closed: after `age_ms` from its first message, or at about `rows` rows.
+    """When a batch is closed: after `age_ms` from its first message, at about `rows` rows, or at so many `messages`.
+
+    Messages count because a log line is one row with a text of its own: half a million of them were a gigabyte.
 
     An insert costs much the same for a hundred rows as for ten thousand, and there is one for each table. So a batch may grow
     `STRETCH` times as old where that keeps inserting to a share of 1/`STRETCH` of the time: a large cluster's rows wait ten
@@ -59,6 +61,7 @@ class BatchLimits:
 
     age_ms: int = 500
     rows: int = 500_000
+    messages: int = 60_000
     catalog_wait_s: float = 5.0
 
 
@@ -87,6 +90,7 @@ class StoreWriter:
         self._subscriber = bus.subscriber(STORED_TOPICS, group=GROUP)
         self._buffer: dict[str, list[Message]] = {}
         self._buffered_rows = 0
+        self._buffered = 0
         self._opened_ns = 0
         self._took_ns = 0
         self._trickles = False
@@ -205,10 +209,12 @@ class StoreWriter:
         if not self._buffer:
             self._opened_ns = self._clock.monotonic_ns()
         self._buffer.setdefault(message.place, []).append(message)
+        self._buffered += 1
         self._buffered_rows += 1 + len(message.value) // ROW_BYTES
 
     def _forget(self, place: str) -> None:
         dropped = self._buffer.pop(place, [])
+        self._buffered -= len(dropped)
         self._buffered_rows -= sum(1 + len(message.value) // ROW_BYTES for message in dropped)
         self._known.discard(place)
         self._stored.pop(place, None)
@@ -225,7 +231,7 @@ class StoreWriter:
         now_ns = self._clock.monotonic_ns()
         if self._done and now_ns - self._done_ns > DONE_NOTE_AFTER_S * NS_PER_S:
             self._note_done()
-        full = self._buffered_rows >= self._limits.rows
+        full = self._buffered_rows >= self._limits.rows or self._buffered >= self._limits.messages
         old = now_ns - self._opened_ns >= self._age_ns
         if self._buffer and not full and not old:
             return 0
@@ -349,7 +355,7 @@ class StoreWriter:
 
     def _empty(self) -> None:
         self._buffer.clear()
-        self._buffered_rows = 0
+        self._buffered_rows = self._buffered = 0
 
     def _wait_for_store(self) -> None:
         self._clock.sleep(self._retry_s)

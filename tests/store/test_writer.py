@@ -199,6 +199,18 @@ def test_a_writer_that_slept_through_its_eviction_adds_nothing(bus: MemoryBus, c
     assert one(client, "SELECT count(), uniqExact(node, seq) FROM host_ticks") == (16, 16)
 
 
+def test_a_flood_of_log_lines_closes_a_batch_by_their_number(bus: MemoryBus, client: Any) -> None:
+    writer = writer_of(bus, client, BatchLimits(age_ms=3_600_000, messages=10))
+    publish(bus, [("tw.logs", b"b", log(second)) for second in range(12)])
+    for _ in range(3):
+        writer.cycle()
+    assert one(client, "SELECT count() FROM log_events") == 12
+    publish(bus, [("tw.logs", b"b", log(12))])
+    for _ in range(3):
+        writer.cycle()
+    assert one(client, "SELECT count() FROM log_events") == 12, "one more does not close the next"
+
+
 def test_what_nobody_can_read_is_a_dead_letter_and_the_rest_goes_on(bus: MemoryBus, client: Any) -> None:
     wrong_rank = msgspec.structs.replace(steps(5, 1), rank=2**40)
     wrong_time = msgspec.structs.replace(log(3), observed_at_ns=7)
