@@ -1,4 +1,4 @@
-"""Recorded faults in other circumstances: culprit and class must not depend on node, onset, speed or a few lost rows, nor the delay in steps.
+"""Recorded faults in other circumstances: culprit, class and delay in steps must not depend on node, onset, speed or lost rows.
 
 Only the detectors that read steps, processes, probes and codes take part: what others add to an incident is tested where they are.
 """
