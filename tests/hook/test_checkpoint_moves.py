@@ -133,7 +133,8 @@ def test_a_change_before_the_copy_is_complete_is_found_and_the_save_refused(
     trained.settled()
     whole_copy = Job.wait
 
-    def late(*given: object) -> bool:
+    def late(*given: object, **more: object) -> bool:
+        del more
         with torch.no_grad():
             next(trained.model.parameters()).add_(1)
         if given and isinstance(given[0], Job):
