@@ -15,6 +15,8 @@ from trainwarden.records import Gap, Tick, decode, encode
 
 GIVE_UP_CELLS = 5
 """A node absent from so many cells in a row is still expected, but nobody waits for it."""
+FEW_IN, HURRY_NS = 200, NS_PER_S // 2
+"""For one node in so many, all the others are kept waiting no longer than this."""
 STALL_NS = 10 * NS_PER_S
 """When nothing at all arrives, event time stands still for so long: a broker that pauses is not a cluster that died."""
 
@@ -54,7 +56,8 @@ class Grid:
     through it: the numbers of its ticks go on without a hole), or when event time is `lateness_ms` past it and each missing node
     either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being fetched is not
     silence). Where nobody at all was heard for longer than that (the broker was away), nobody is silent before as much time again, ten
-    seconds at most, has passed since the first came back: each collector tries again by its own clock.
+    seconds at most, has passed since the first came back: each collector tries again by its own clock. In a large cluster, where some
+    tick is always late, a cell that lacks one node in 200 or fewer is kept open for them half a second.
     """
 
     interval_ms: int
@@ -68,6 +71,8 @@ class Grid:
     _newest_ns: int = 0
     _resumed_ns: int = 0
     _patience_ns: int = 0
+    _nearly: tuple[int, int] = (0, 0)
+    """The cell that lacks only a few, and since when that is so."""
     _forgotten: set[str] = field(default_factory=set)
     just_closed: dict[int, dict[str, Tick]] = field(default_factory=dict)
     """The ticks of the cells that were closed last, by time of the cell and node."""
@@ -141,6 +146,7 @@ class Grid:
             "next": self._next,
             "event": [self._event_ns, self._event_arrived_ns, self._newest_ns],
             "resumed": [self._resumed_ns, self._patience_ns],
+            "nearly": list(self._nearly),
             "forgotten": sorted(self._forgotten),
         }
 
@@ -152,6 +158,8 @@ class Grid:
         self._next = state["next"]
         self._event_ns, self._event_arrived_ns, self._newest_ns = state["event"]
         self._resumed_ns, self._patience_ns = state.get("resumed", (0, 0))  # an older worker followed no pauses
+        cell, since_ns = state.get("nearly", (0, 0))
+        self._nearly = cell, since_ns
         self._forgotten = set(state["forgotten"])
 
     def _advance(self, event_ns: int, now_ns: int) -> None:
@@ -195,11 +203,18 @@ class Grid:
             for name, node in self._nodes.items()
             if name not in members and node.absent_cells < GIVE_UP_CELLS and not node.has_passed(cell)
         ]
-        if members and not missing:
+        if members and (not missing or self._kept_others_waiting(cell, len(missing), now_ns)):
             return cell
         over = self._event_at(now_ns) >= cell * self.interval_ns + self.lateness_ms * NS_PER_MS
         silent = all(node.last_cell > cell or self._is_silent(node, now_ns) for node in missing)
         return cell if over and silent else None
+
+    def _kept_others_waiting(self, cell: int, missing: int, now_ns: int) -> bool:
+        if missing * FEW_IN > len(self._nodes) or now_ns - self._resumed_ns < self._patience_ns:
+            return False
+        if self._nearly[0] != cell:
+            self._nearly = cell, now_ns
+        return now_ns - self._nearly[1] >= HURRY_NS
 
     def _first_open(self) -> int | None:
         oldest = min(self._cells, default=self._next)

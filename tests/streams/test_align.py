@@ -229,6 +229,30 @@ def test_who_does_not_come_back_after_a_pause_is_silent_after_as_much_time_again
     assert bench.closed[-1].present.tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "absent", "closes_s"), [(200, 1, 5.75), (400, 2, 5.75), (200, 2, 7.0), (199, 1, 7.0)]
+)
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_for_one_node_in_two_hundred_nobody_waits_longer_than_half_a_second(
+    nodes: int, absent: int, closes_s: float, taken_over: bool
+) -> None:
+    bench = Bench()
+    for second in range(6):
+        for number in range(nodes if second < 5 else nodes - absent):
+            bench.add("tw.ticks", tick(f"n{number:03}", second))
+        bench.cut(second + 0.25)
+    if taken_over:
+        state, bench.aligner = bench.aligner.snapshot(), Aligner(AlignSettings(), bench.metrics)
+        bench.aligner.restore(state)
+    for quarter in range(2, 12):
+        bench.cut(5 + quarter / 4)
+        if 5 + quarter / 4 < closes_s:
+            assert bench.seconds()[-1] == 4
+        elif 5 + quarter / 4 == closes_s:
+            assert bench.seconds()[-1] == 5
+    assert bench.closed[5].present.sum() == nodes - absent
+
+
 def test_late_ticks_are_counted_and_change_nothing() -> None:
     bench = Bench()
     for second in range(8):
