@@ -1,4 +1,4 @@
-"""Recorded faults in other circumstances: culprit, class and delay in steps must not depend on node, onset, speed or lost rows.
+"""Recorded faults in other circumstances: culprit, class and delay must not depend on node, onset, speed or a few lost rows.
 
 Only the detectors that read steps, processes, probes and codes take part: what others add to an incident is tested where they are.
 """
@@ -26,8 +26,6 @@ RUNS = real_faults.runs(DATA)
 QUICK = ("sigstop", "kill9", "cpu_throttle", "slow_loader", "slow_loader_intermittent", "nan_grad", "clean1")
 DELAY_S = {"kill9": 2.0, "sigstop": 5.0, "net_loss": 30.0}
 """Bounds of fail-stop faults, and of the one that only probes see; all others are to be named within 15 s."""
-STRETCHED = {"1.5 times the time": 1.5}
-"""A slow rank shows by its steps: where each takes longer, the same number of them does."""
 
 
 def judged(run: str, perturbation: str, folder: Path) -> Score:
@@ -36,10 +34,10 @@ def judged(run: str, perturbation: str, folder: Path) -> Score:
     return score(run, incidents, real_faults.labels(folder, run), KINDS)
 
 
-def assert_right(found: Score, stretched: float = 1.0) -> None:
+def assert_right(found: Score) -> None:
     assert found.right, found.line()
     for fault in found.found:
-        assert fault.delay_s <= DELAY_S.get(fault.kind, 15.0 * stretched), found.line()
+        assert fault.delay_s <= DELAY_S.get(fault.kind, 15.0), found.line()
 
 
 @pytest.mark.parametrize("run", QUICK)
@@ -51,4 +49,4 @@ def test_other_nodes_another_speed_an_earlier_onset_and_lost_rows_at_once(run: s
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("perturbation", [name for name in perturb.PERTURBATIONS if name != "as recorded"])
 def test_each_change_of_circumstances(run: str, perturbation: str, tmp_path: Path) -> None:
-    assert_right(judged(run, perturbation, tmp_path), STRETCHED.get(perturbation, 1.0))
+    assert_right(judged(run, perturbation, tmp_path))
