@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +15,10 @@ from collectors.devices import Devices, Together
 from collectors.sources.nic import NicSource
 from collectors.sources.rdma import RdmaSource
 from tests.collectors.kit import FIXTURES, Bench, bench, devices, values
+from tests.collectors.waiting import LIMIT_S, until
 from trainwarden.clock import NS_PER_S
 
 IB = "sys/class/infiniband"
-LIMIT_S = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads do."""
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come to pass"
-        time.sleep(0.01)
 
 
 def hang(path: Path) -> bytes:

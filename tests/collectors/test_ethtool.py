@@ -6,8 +6,7 @@ import errno
 import os
 import struct
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from collectors.network.counters import Deltas
 from collectors.network.statistics import plan, row_of
 from collectors.sources.ethtool import EthtoolSource
 from tests.collectors.kit import FIXTURES, Bench, bench, values
+from tests.collectors.waiting import until
 from trainwarden.clock import NS_PER_S
 
 
@@ -94,15 +94,6 @@ def qsfp(rx_tenths_uw: Sequence[int], temperature_c: float = 47.0) -> bytes:
     struct.pack_into(">4H", memory, 42, *[3300] * 4)
     struct.pack_into(">4H", memory, 50, *[9077] * 4)
     return bytes(memory)
-
-
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Whether it comes to hold: threads that were held come back when they are let run."""
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-    return True
 
 
 def built(

@@ -8,8 +8,6 @@ import math
 import os
 import struct
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from collectors.sources.ppu import PpuSource
 from collectors.xids import XidBoard
 from tests.collectors.kit import Bench, bench, devices, values
 from tests.collectors.nvml_stub import COMPILER, HANG, Stub, built
+from tests.collectors.waiting import until
 from trainwarden.clock import NS_PER_S, SimulatedClock
 from trainwarden.records import LogEvent
 
@@ -366,14 +365,6 @@ def test_jobs_behind_one_that_hangs_are_done_in_the_same_turn() -> None:
 
 
 # --- the child ----------------------------------------------------------------------------------------------------------------------
-
-
-def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    end_s = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s, "it did not come to pass"
-        time.sleep(0.02)
-    return found
 
 
 def alive(pid: int) -> bool:

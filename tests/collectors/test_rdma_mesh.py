@@ -6,7 +6,7 @@ import errno
 import json
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from collectors.verbs.rail import Rail
 from tests.collectors.kit import FIXTURES, Bench, bench, devices, values
 from tests.collectors.test_verbs import ADDRESS, MAPPED
 from tests.collectors.verbs_stub import ACTIVE, COMPILER, DOWN, ETHERNET, HANG, INFINIBAND, Fabric, built, layout
+from tests.collectors.waiting import until
 
 needs_compiler = pytest.mark.skipif(
     COMPILER is None, reason="no C compiler: the stand-in for libibverbs cannot be built"
@@ -218,15 +219,6 @@ def test_keys_have_their_top_bit_clear_and_a_gid_has_its_own_order_of_octets(fab
 # --- the threads of the child -----------------------------------------------------------------------------------------------------
 
 
-def until(found: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        if value := found():
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"{what}: not within {PATIENCE_S} s")
-
-
 @needs_compiler
 def test_a_port_that_hangs_costs_itself_and_is_found_again(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectors.verbs.rail.RETRY_S", 0.05)
@@ -327,72 +319,82 @@ def test_a_node_without_the_library_says_so_and_looks_again_later(tmp_path: Path
     source.close()
 
 
-@needs_compiler
-def test_two_nodes_learn_each_others_addresses_and_ping(tmp_path: Path, fabric: Fabric) -> None:
-    """Two sources with a child each, over InfiniBand and RoCE; a port that loses everything; the other node's agent gone."""
-    fabric.add("mlx5_0")
-    fabric.add("roce0", ETHERNET, 0)
-    nodes: dict[str, tuple[Bench, RdmaMeshSource]] = {}
-    for name in ("n0", "n1"):
+Nodes = dict[str, tuple[Bench, RdmaMeshSource]]
+
+
+def two_nodes(tmp_path: Path) -> Nodes:
+    """Two sources with a child each, over InfiniBand and RoCE, each told to ask the other."""
+    nodes: Nodes = {}
+    for name, other in (("n0", "n1"), ("n1", "n0")):
         (tmp_path / name).mkdir()
-        b, source = node(
-            tmp_path / name,
-            {"mlx5_0": "InfiniBand", "roce0": "Ethernet"},
-            library=str(built()),
-            probes_per_s=20.0,
-            timeout_ms=5000,
-        )
+        ports = {"mlx5_0": "InfiniBand", "roce0": "Ethernet"}
+        b, source = node(tmp_path / name, ports, library=str(built()), probes_per_s=20.0, timeout_ms=5000)
         source.context = replace(source.context, node=name)
-        source.context.facts.probed = ("n1" if name == "n0" else "n0",)
+        source.context.facts.probed = (other,)
         source._period_s = lambda peers: 0.05  # type: ignore[method-assign]
         source.start()
         nodes[name] = b, source
+    return nodes
+
+
+def acquainted(nodes: Nodes) -> None:
+    """Each says where it listens, and hears it of the other."""
     facts = {name: source.context.facts for name, (_, source) in nodes.items()}
-    until(
-        lambda: all(
-            [source.sample(0), len(facts[name].rdma_address.split()) == 2][1] for name, (_, source) in nodes.items()
-        ),
-        "addresses",
-    )
+
+    def said(name: str) -> bool:
+        nodes[name][1].sample(0)
+        return len(facts[name].rdma_address.split()) == 2
+
+    for name in nodes:
+        until(lambda: said(name), f"addresses of {name}")  # noqa: B023 - waited for here
     assert all(b.outlet.layout_changes and facts[name].rdma_pings for name, (b, _) in nodes.items())
     for name, other in (("n0", "n1"), ("n1", "n0")):
         nodes[name][1].hear(other, facts[other].rdma_address)
+
+
+def all_rows(nodes: Nodes) -> dict[str, dict[str, float]]:
+    """Newest row of each port of each node, once each of them has one in which somebody was asked."""
     rows: dict[str, dict[str, float]] = {}
 
     def answered() -> bool:
         for name, (_, source) in nodes.items():
             sample = source.sample(0)
             assert not sample.gaps
-            rows.update(
-                {f"{name} {path}": values(source, sample, "rdma_mesh", path) for path in devices(sample, "rdma_mesh")}
-            )
+            ports = devices(sample, "rdma_mesh")
+            rows.update({f"{name} {port}": values(source, sample, "rdma_mesh", port) for port in ports})
         return len(rows) == 4 and all(row["asked_peers_count"] for row in rows.values())
 
     until(answered, "both ports of both nodes")
+    return rows
+
+
+@needs_compiler
+def test_two_nodes_learn_each_others_addresses_and_ping(tmp_path: Path, fabric: Fabric) -> None:
+    """A port of one that hangs costs that port; both children end with their sources."""
+    fabric.add("mlx5_0")
+    fabric.add("roce0", ETHERNET, 0)
+    nodes = two_nodes(tmp_path)
+    acquainted(nodes)
+    rows = all_rows(nodes)
     assert sorted(rows) == ["n0 mlx5_0/1", "n0 roce0/1", "n1 mlx5_0/1", "n1 roce0/1"]
-    assert all(
-        row["lost_ratio"] == 0 and row["silent_peers_count"] == 0 and 0 < row["rtt_ms"] <= row["rtt_max_ms"]
-        for row in rows.values()
-    )
+    assert all(row["lost_ratio"] == 0 and row["silent_peers_count"] == 0 for row in rows.values())
+    assert all(0 < row["rtt_ms"] <= row["rtt_max_ms"] for row in rows.values())
     fabric.code("poll_cq", HANG, "roce0")
     source = nodes["n0"][1]
-    until(lambda: [gap.reason for gap in source.sample(0).gaps] == ["hung:roce0/1"], "a port hangs")
-    answers: list[float] = []
+    until(lambda: [gap.reason for gap in source.sample(0).gaps] == ["hung:roce0/1"], "a port that hangs")
+    answers: set[float] = set()
 
     def goes_on() -> bool:
-        answers.append(values(source, source.sample(0), "rdma_mesh", "mlx5_0/1")["rtt_ms"])
-        return len(set(answers)) > 2
+        answers.add(values(source, source.sample(0), "rdma_mesh", "mlx5_0/1")["rtt_ms"])
+        return len(answers) > 2
 
-    until(goes_on, "and the other goes on")
+    until(goes_on, "that the other port goes on")
     fabric.code("poll_cq", 0, "roce0")
-    pid = nodes["n1"][1]._keeper.pid  # type: ignore[union-attr]
+    command = Path(f"/proc/{nodes['n1'][1]._keeper.pid}/cmdline")  # type: ignore[union-attr]
     for _, each in nodes.values():
         each.close()
         assert each.context.facts.rdma_address == ""
-    until(
-        lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes(),
-        "the child ended with us",
-    )
+    until(lambda: not command.exists() or not command.read_bytes(), "the end of the child")
 
 
 def test_a_child_that_says_nothing_and_one_that_says_nonsense_are_told(
