@@ -409,8 +409,7 @@ class RawService:
         self._stage.note_lag(unread)
         for topic, records in unread.items():
             self._metrics.set("tw_lag_records", records, topic=topic)
-        waits = unread.get(LOGS.name, 0) > 0 and self._portions.told_ms > 0
-        age_s = max(0.0, self._clock.now_ns() / NS_PER_S - self._portions.told_ms / 1000) if waits else 0.0
+        age_s = self._portions.age_s(unread.get(LOGS.name, 0) > 0, self._clock.now_ns() / NS_PER_MS)
         self._metrics.set("tw_log_age_seconds", age_s)
 
     async def _commit(self, consumer: Any) -> None:

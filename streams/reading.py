@@ -31,12 +31,23 @@ class Portions:
     def __init__(self) -> None:
         self._left = LOGS_PER_CUT
         self._held: list[Message] = []
-        self.told_ms = 0
+        self._told_ms = 0
         """When the last log line that was taken was told to the broker."""
+        self._waits_since_ms: float | None = None
 
     def renew(self) -> None:
         """A cut was made."""
         self._left = LOGS_PER_CUT
+
+    def age_s(self, waiting: bool, now_ms: float) -> float:
+        """How far behind the log lines are, `waiting` being whether some lie unread: no further than that has been so, for the line before
+        one that has just come may be hours old."""
+        if not waiting:
+            self._waits_since_ms = None
+            return 0.0
+        if self._waits_since_ms is None:
+            self._waits_since_ms = now_ms
+        return max(0.0, now_ms - max(self._told_ms, self._waits_since_ms)) / 1000
 
     def wanted(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Of these places those of which something may be taken before the next cut."""
@@ -63,7 +74,7 @@ class Portions:
         batches = await consumer.getmany(*places, timeout_ms=wait_ms, max_records=most)
         for place, records in batches.items():
             if place.topic == LOGS.name and records:
-                self._left, self.told_ms = self._left - len(records), records[-1].timestamp
+                self._left, self._told_ms = self._left - len(records), records[-1].timestamp
             self._held += map(message_of, records)
 
 

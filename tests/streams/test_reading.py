@@ -59,7 +59,8 @@ def test_a_flood_of_log_lines_leaves_the_rest_as_fresh_as_ever(monkeypatch: pyte
     assert sum(lines) == 1000
     assert lines[2] == 1, "whoever says little is not kept waiting by those who say much"
     assert min(lines[0], lines[1], lines[3]) >= 250
-    assert portions.told_ms == 1003
+    assert portions.age_s(True, 5000.0) == 0.0, "they wait since now"
+    assert portions.age_s(True, 9003.0) == 4.003
     assert asyncio.run(taken(portions, held, [*TICKS, *LOGS])) == []
     assert portions.wanted([*TICKS, *LOGS]) == TICKS
     portions.renew()
@@ -101,3 +102,13 @@ def test_what_was_taken_when_the_next_question_fails_is_told_with_the_next(monke
         asyncio.run(portions.take(held, [*TICKS, *LOGS], 0))
     found = asyncio.run(portions.take(held, [*TICKS, *LOGS], 0))
     assert (of(found, TICKS[0]), of(found, LOGS[1])) == (3, 2)
+
+
+def test_a_line_that_has_just_come_after_an_hour_without_any_is_not_an_hour_late() -> None:
+    portions, held = Portions(), Held(logs_3=1)
+    asyncio.run(taken(portions, held, LOGS))  # told at 1003 ms
+    assert portions.age_s(False, 3_600_000.0) == 0.0
+    assert portions.age_s(True, 3_600_250.0) == 0.0
+    assert portions.age_s(True, 3_600_500.0) == 0.25
+    assert portions.age_s(False, 3_600_750.0) == 0.0
+    assert portions.age_s(True, 3_601_000.0) == 0.0
