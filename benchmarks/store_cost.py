@@ -145,7 +145,9 @@ def merges_s(client: Any) -> float:
         quiet = 0 if running else quiet + 1
         time.sleep(0.5)
     if quiet < 4:
-        raise SystemExit(f"merges still ran after {MERGES_LIMIT_S:g} s: what they cost is not known, and no figure is printed")
+        raise SystemExit(
+            f"merges still ran after {MERGES_LIMIT_S:g} s: what they cost is not known, and no figure is printed"
+        )
     return process_time() - began_s
 
 
