@@ -240,15 +240,17 @@ def _first(values: F64) -> F64:
 
 def warmed(nodes: int, minutes: int, since: int, by_c: float) -> list[Frame]:
     """A healthy fleet whose optical modules are all `by_c` warmer from minute `since` on; only its ports report."""
-    frames = []
-    for minute, frame in enumerate(Fleet(nodes, 2, seed=3, nuisance=0.0).frames(minutes)):
-        ports = frame.ticks[0].families["port"]
-        values = ports.values.copy()
-        values[:, ports.metrics.index("module_temp_c")] += by_c if minute >= since else 0.0
-        frames.append(
-            replace(frame, ticks=(replace(frame.ticks[0], families={"port": replace(ports, values=values)}),))
-        )
-    return frames
+    frames = enumerate(Fleet(nodes, 2, seed=3, nuisance=0.0).frames(minutes))
+    return [warmer(frame, by_c if minute >= since else 0.0) for minute, frame in frames]
+
+
+def warmer(frame: Frame, by_c: float) -> Frame:
+    """A frame of one tick in which all optical modules are `by_c` warmer, and of which only the ports are left."""
+    tick = frame.ticks[0]
+    ports = tick.families["port"]
+    values = ports.values.copy()
+    values[:, ports.metrics.index("module_temp_c")] += by_c
+    return replace(frame, ticks=(replace(tick, families={"port": replace(ports, values=values)}),))
 
 
 def _settled(value: Any, kind: Kind) -> float:

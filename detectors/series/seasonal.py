@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from detectors.robust import median_of_known
+
 F64 = NDArray[np.float64]
 _GAUSS_OF_MEDIAN = 1.4826
 
@@ -93,22 +95,24 @@ class Poly(SeasonalModel):
                 f"a polynomial of degree {self.degree} was given {known.sum()} known points, it needs {self.degree + 2}"
             )
         for _ in range(self.rounds):
-            self.weights = self._line(np.where(known, values - self._seasonal(np.arange(self.length)), np.nan), known)
+            self.weights = self._line(np.where(known, values - self.seasonal(np.arange(self.length)), np.nan), known)
             if period:
                 self._learn_season(values - self._design(np.arange(self.length)) @ self.weights, period)
-        self.volatility = Volatility.of(values - self.expected(np.arange(self.length)))
+        detrended = values - self._design(np.arange(self.length)) @ self.weights
+        self.volatility = Volatility.of(detrended - (season_without(detrended, period) if period else 0.0))
 
     def ahead(self, steps: int) -> Band:
         return Band(self.expected(np.arange(self.length, self.length + steps)), self.volatility.spread(steps))
 
     def expected(self, positions: NDArray[np.int64]) -> F64:
         """Trend and season at positions from the first fitted point."""
-        return np.asarray(self._design(positions) @ self.weights + self._seasonal(positions))
+        return np.asarray(self._design(positions) @ self.weights + self.seasonal(positions))
 
     def _design(self, positions: NDArray[np.int64]) -> F64:
         return np.vander(positions / max(1, self.length), self.degree + 1, increasing=True)
 
-    def _seasonal(self, positions: NDArray[np.int64]) -> F64:
+    def seasonal(self, positions: NDArray[np.int64]) -> F64:
+        """The season alone."""
         return np.asarray(self.season[positions % len(self.season)])
 
     def _line(self, values: F64, known: NDArray[np.bool_]) -> F64:
@@ -127,9 +131,7 @@ class Poly(SeasonalModel):
         return np.asarray(solution)
 
     def _learn_season(self, detrended: F64, period: int) -> None:
-        full = np.full(-(-self.length // period) * period, np.nan)
-        full[: self.length] = detrended
-        ordered = np.sort(full.reshape(-1, period), axis=0)
+        ordered = np.sort(by_phase(detrended, period), axis=0)
         known = np.isfinite(ordered).sum(axis=0)
         columns = np.arange(period)
         middle = (
@@ -190,6 +192,28 @@ class Structural(SeasonalModel):
     def ahead(self, steps: int) -> Band:
         forecast = self.result.get_forecast(steps)
         return Band(np.asarray(forecast.predicted_mean), np.maximum(np.asarray(forecast.se_mean), 1e-9))
+
+
+def by_phase(values: F64, period: int) -> F64:
+    """`values` as seasons × phases, NaN behind the end."""
+    full = np.full(-(-len(values) // period) * period, np.nan)
+    full[: len(values)] = values
+    return full.reshape(-1, period)
+
+
+def season_without(detrended: F64, period: int) -> F64:
+    """What the other seasons say of each point: the median of its phase without itself, 0 where there is no other.
+
+    Of three points in a phase one is the median: measured against a season that contains it, noise seems half as large as it is.
+
+    Examples
+    --------
+    >>> season_without(np.array([1.0, 2.0, 3.0, 5.0]), 2).tolist()
+    [3.0, 5.0, 1.0, 2.0]
+    """
+    seasons = by_phase(detrended, period)
+    others = [median_of_known(np.delete(seasons, row, axis=0)) for row in range(len(seasons))]
+    return np.asarray(np.nan_to_num(np.concatenate(others))[: len(detrended)])
 
 
 def filled(values: F64) -> F64:

@@ -1,7 +1,8 @@
 """Says `unusual` of a whole job whose metric left the band that its days so far make likely: what no comparison of peers can see.
 
 The median over a job's nodes is kept in five-minute means for three days; a polynomial with the season of the day (or STL, or a structural
-model) is fitted anew every half hour, on a budget, and says where the next points should lie.
+model) is fitted anew every half hour, on a budget, and says where the next points should lie. Where the level changed meanwhile, at a
+change point, what came before is moved to the level after it: a step is no trend, and no noise.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.robust import median_of_known
+from detectors.series.change import levelled
 from detectors.series.refit import RefitQueue
 from detectors.series.scenes import JOB, warmed
-from detectors.series.seasonal import MODELS
+from detectors.series.seasonal import MODELS, Poly
 from detectors.series.table import NodeTables, plain
 from detectors.series.trends import gauss_line
 from detectors.series.unusual import LEAST_PEERS, MOST_FEATURES, Peers
@@ -31,6 +33,8 @@ POINT_S, SAMPLE_S = 300, 10
 KEPT = 3 * 24 * 3600 // POINT_S
 DAY = 24 * 3600 // POINT_S
 AHEAD = 24
+LEVEL_UNITS = 5.0
+"""What finding the steps costs, about microseconds a point: the season that they stand in, and the best segmentation."""
 _ABSENT_POINTS, _ACCEPTED_POINTS = 24, 24
 """Points after which a series that is gone is forgotten, and after which a lasting new level is the usual one."""
 
@@ -91,6 +95,7 @@ class SeasonalBand(Detector):
     """Finds jobs whose metrics leave what their own days make likely."""
 
     name = "seasonal_band"
+    version = 2
     kinds = ("unusual",)
     Settings = SlowSettings
     settings: SlowSettings
@@ -162,9 +167,8 @@ class SeasonalBand(Detector):
             if series.seen >= self.settings.warm_points and (
                 not len(series.expected) or series.age >= self.settings.refit_points
             ):
-                self._state.queue.ask(
-                    key, MODELS[self.settings.model].cost_units * float(np.isfinite(series.points).sum())
-                )
+                units = LEVEL_UNITS + MODELS[self.settings.model].cost_units
+                self._state.queue.ask(key, units * float(np.isfinite(series.points).sum()))
         self._state.series = {
             key: s for key, s in self._state.series.items() if s.absent <= _ABSENT_POINTS or s.since_ns
         }
@@ -180,8 +184,14 @@ class SeasonalBand(Detector):
         """Fit anew; not while the series is outside its band, or it would learn what is wrong."""
         first = int(np.argmax(np.isfinite(series.points)))
         values = series.points[first:]
+        period = DAY if len(values) >= 2 * DAY else 0
+        rough = Poly()
+        rough.fit(values, period)
         model = MODELS[self.settings.model]()
-        model.fit(values, DAY if len(values) >= 2 * DAY else 0 if self.settings.model != "stl" else 12)
+        model.fit(
+            levelled(values, rough.seasonal(np.arange(len(values)))),
+            period or (12 if self.settings.model == "stl" else 0),
+        )
         band = model.ahead(AHEAD)
         size = np.abs(band.expected)
         series.expected, series.spread, series.age = band.expected, np.maximum(band.spread, 0.01 * size + 1e-6), 0

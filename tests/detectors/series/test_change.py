@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from detectors.series.change import OnlineShift, bounded, change_points, noise_scale, segment, shift_probability
+from detectors.series.change import bounded, change_points, levelled, memory, noise_scale, segment
 
 F64 = NDArray[np.float64]
 
@@ -37,41 +37,6 @@ def test_the_segmentation_is_the_best_of_all(seed: int, least: int) -> None:
     assert segment(values, 2.0, least) == cuts, f"the best costs {best}"
 
 
-def brute_runs(values: F64, hazard: float, wide: float) -> F64:
-    """Probability that the newest value's level began with it, one before... by summing over every set of changes."""
-    weights = np.zeros(len(values))
-    for changes in itertools.product([False, True], repeat=len(values) - 1):
-        cuts = [i + 1 for i, change in enumerate(changes) if change]
-        chance = math.prod(hazard if change else 1 - hazard for change in changes)
-        for part in np.split(values, cuts):
-            covariance = np.eye(len(part)) + wide**2
-            chance *= math.exp(-0.5 * part @ np.linalg.solve(covariance, part)) / math.sqrt(
-                np.linalg.det(2 * np.pi * covariance)
-            )
-        weights[len(values) - (cuts[-1] if cuts else 0) - 1] += chance
-    return np.asarray(weights / weights.sum())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_run_lengths_are_those_of_all_histories(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    values = np.concatenate([rng.normal(size=4), rng.normal(3, 1, 4)])
-    online = OnlineShift(hazard=0.1, wide=3.0)
-    for value in values:
-        posterior = online.step(float(value))
-    np.testing.assert_allclose(posterior, brute_runs(values, 0.1, 3.0), rtol=1e-9)
-
-
-def test_forgetting_long_runs_loses_no_probability() -> None:
-    rng = np.random.default_rng(3)
-    short, long = OnlineShift(longest=20), OnlineShift(longest=400)
-    for value in rng.normal(size=200).tolist():
-        ours, whole = short.step(value), long.step(value)
-    assert len(short.log_run) == 20
-    assert ours.sum() == pytest.approx(1.0)
-    assert ours[:5] == pytest.approx(whole[:5], abs=0.01)
-
-
 def test_a_spike_is_no_change_and_a_shift_is() -> None:
     rng = np.random.default_rng(5)
     values = rng.normal(size=120)
@@ -95,8 +60,43 @@ def test_the_noise_is_that_about_the_level() -> None:
     assert noise_scale(values) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_shift_just_now_is_probable_and_an_old_one_not() -> None:
-    rng = np.random.default_rng(9)
-    values = np.concatenate([rng.normal(size=40), rng.normal(4, 1, 30)])
-    assert shift_probability(values[:43], since=5) > 0.9
-    assert shift_probability(values, since=5) < 0.2
+def wandering(rng: np.random.Generator, count: int, follow: float) -> F64:
+    values = rng.normal(size=count + 100)
+    for at in range(1, len(values)):
+        values[at] = follow * values[at - 1] + math.sqrt(1 - follow**2) * values[at]
+    return values[100:]
+
+
+def test_what_wanders_by_itself_has_not_changed() -> None:
+    rng = np.random.default_rng(11)
+    wandered = [wandering(rng, 144, 0.6) for _ in range(40)]
+    found = [change_points(values) for values in wandered]
+    assert sum(map(len, found)) < sum(len(change_points(values, 3 * math.log(144))) for values in wandered) / 10
+    assert memory(wandering(rng, 4000, 0.6)) == pytest.approx(0.6, abs=0.1)
+
+
+def test_what_came_before_a_step_is_moved_to_the_level_after_it() -> None:
+    rng = np.random.default_rng(13)
+    season = 5.0 * np.sin(np.arange(864) * 2 * np.pi / 288)
+    values = season + rng.normal(size=864)
+    stepped = values.copy()
+    stepped[:500] -= 6.0
+    stepped[100:130] = np.nan
+    moved = levelled(stepped, season)
+    assert np.nanmean(moved[:500] - values[:500]) == pytest.approx(0.0, abs=0.3)
+    assert np.isnan(moved[100:130]).all()
+    np.testing.assert_array_equal(levelled(values, season), values)
+
+
+def test_a_ramp_and_a_spike_stay_what_they_are() -> None:
+    rng = np.random.default_rng(17)
+    ramp = np.linspace(0.0, 12.0, 864) + rng.normal(size=864)
+    spiked = rng.normal(size=864)
+    spiked[300:303] += 40.0
+    for values in (ramp, spiked):
+        assert np.abs(levelled(values, np.zeros(864)) - values).max() < 1.0
+
+
+def test_too_little_has_no_step() -> None:
+    for values in (np.zeros(0), np.arange(5.0), np.full(100, np.nan)):
+        np.testing.assert_array_equal(levelled(values, np.zeros(len(values))), values)

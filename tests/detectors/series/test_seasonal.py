@@ -53,3 +53,16 @@ def test_too_little_is_refused_in_one_sentence() -> None:
         MODELS["stl"]().fit(np.arange(10.0), 24)
     with pytest.raises(ValueError, match="single known value"):
         filled(np.full(3, np.nan))
+
+
+def test_three_days_say_how_far_the_next_points_lie_from_them() -> None:
+    rng = np.random.default_rng(4)
+    ahead, stated = [], []
+    for _ in range(10):
+        values = rng.normal(size=4 * 288)
+        model = Poly()
+        model.fit(values[: 3 * 288], 288)
+        band = model.ahead(288)
+        ahead.append(float(np.std(values[3 * 288 :] - band.expected)))
+        stated.append(float(band.spread.mean()))
+    assert np.mean(stated) == pytest.approx(np.mean(ahead), rel=0.1)

@@ -6,7 +6,7 @@ import pytest
 
 from detectors.base import Frame
 from detectors.series.refit import RefitQueue
-from detectors.series.scenes import JOB, Fleet, warmed
+from detectors.series.scenes import JOB, Fleet, warmed, warmer
 from detectors.series.slow import SeasonalBand, SlowSettings
 from trainwarden.errors import ConfigError
 from trainwarden.records import Entity, EntityKind, Verdict
@@ -29,6 +29,15 @@ def test_days_and_nights_are_no_news() -> None:
     found = [v for v in said(frames, SeasonalBand()) if not v.clears]
     assert len(found) <= SeasonalBand.false_alarms_per_node_day * 4 * 16 / 24
     assert all("disk_used_ratio" in v.text for v in found), "only a disk swept once in sixteen hours may surprise"
+
+
+def test_what_follows_a_step_is_held_against_the_level_after_it() -> None:
+    """A band for which the step was a trend and noise is four times as wide, and has nothing to say of the second one."""
+    frames = warmed(nodes=4, minutes=540, since=100, by_c=6.0)
+    hotter = [warmer(frame, 5.0) if minute >= 480 else frame for minute, frame in enumerate(frames)]
+    assert not [v for v in said(frames, SeasonalBand()) if "module_temp_c" in v.text]
+    (found,) = [v for v in said(hotter, SeasonalBand()) if "module_temp_c" in v.text]
+    assert found.window_end_ns == hotter[495].ticks[-1].at_ns
 
 
 def test_an_unknown_model_is_refused() -> None:
