@@ -85,6 +85,9 @@ REPEAT_PATIENCE_S = 5.0
 COMMIT_S = 1.0
 READ_S = 0.1
 """Between two cuts what the consumer holds is taken so often."""
+UNREAD_S = 0.5
+"""Who did not read for so long sees first what the client had fetched before that, of each partition another moment: he reads on to the end
+before time goes on, else whole partitions would be late."""
 READ_ROUNDS, READ_MOST = 20, 100_000
 """So often, and so much, is read before a cut, at most."""
 CANCEL_S = 1.0
@@ -205,6 +208,8 @@ class RawService:
         self._settled = True
         self._cutting = asyncio.Lock()
         self._fresh = False
+        self._read_s = 0.0
+        self._held_up = False
         self._portions = Portions()
         self._next_commit_s = 0.0
         self._saving: asyncio.Task[None] | None = None
@@ -301,7 +306,7 @@ class RawService:
         # what came while nobody was at work is read before time goes on, else all nodes would have been silent meanwhile
         while not await self._read_to_end(consumer, list(consumer.assignment())):
             await asyncio.sleep(RETRY_S)
-        self._fresh = True
+        self._fresh, self._held_up, self._read_s = True, False, loop.time()
         while True:
             await self._read_until(consumer, next_cut_s)
             next_cut_s = max(next_cut_s + cut_s, loop.time())
@@ -336,7 +341,8 @@ class RawService:
 
     async def _read(self, consumer: Any, wait_ms: int) -> list[CutResult]:
         """Everything the consumer holds now (bounded), into the stage."""
-        results: list[CutResult] = []
+        results, now_s = list[CutResult](), asyncio.get_running_loop().time()
+        self._held_up, self._read_s = self._held_up or now_s - self._read_s > UNREAD_S, now_s
         for _ in range(READ_ROUNDS):
             messages = await self._portions.take(consumer, consumer.assignment(), wait_ms)
             if not messages:
@@ -350,9 +356,13 @@ class RawService:
 
     async def _read_up(self, consumer: Any) -> bool:
         """Steps and logs that lay on the broker before a summary was read are read before its grid point can be closed; partitions are
-        fetched each in its own time. False when the broker cannot say how much there is."""
-        if not self._fresh:
-            return True
+        fetched each in its own time; after a hold-up everything is. False when the broker cannot say how much there is."""
+        if self._held_up:
+            places = list(consumer.assignment())
+            self._held_up = not await self._read_to_end(consumer, places)
+            self._fresh = any(place.topic == SUMMARIES.name for place in places)
+        if self._held_up or not self._fresh:
+            return not self._held_up
         places = [place for place in consumer.assignment() if place.topic != SUMMARIES.name]
         self._fresh = not await self._read_to_end(consumer, places)
         return not self._fresh

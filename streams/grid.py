@@ -17,8 +17,13 @@ GIVE_UP_CELLS = 5
 """A node absent from so many cells in a row is still expected, but nobody waits for it."""
 FEW_IN, HURRY_NS = 200, NS_PER_S // 2
 """For one node in so many, all the others are kept waiting no longer than this."""
+WAITED_FOR_NS = 60 * NS_PER_S
+"""Whose tick came after its cell had closed is on its way and not gone: for so long nobody hurries past it. By then its clock or its way is
+known (`streams.beats`)."""
 STALL_NS = 10 * NS_PER_S
-"""When nothing at all arrives, event time stands still for so long: a broker that pauses is not a cluster that died."""
+"""When nothing at all arrives, nobody is silent for so long: a broker that pauses is not a cluster that died."""
+HUSH = 1.5
+"""Intervals without a word of anybody after which it is the way to us."""
 
 
 @dataclass
@@ -55,9 +60,10 @@ class Grid:
     Closing rule: a cell closes when every node waited for is in or is known to have made no tick for it (a collector that slept
     through it: the numbers of its ticks go on without a hole), or when event time is `lateness_ms` past it and each missing node
     either reported a later cell or has been silent for `lateness_ms` of arrival time (a partition that is still being fetched is not
-    silence). Where nobody at all was heard for longer than that (the broker was away), nobody is silent before as much time again, ten
-    seconds at most, has passed since the first came back: each collector tries again by its own clock. In a large cluster, where some
-    tick is always late, a cell that lacks one node in 200 or fewer is kept open for them half a second.
+    silence). Where nobody at all is heard for one and a half intervals (the broker is away, or this worker was), nobody is silent before
+    as much time again, ten seconds at most, has passed since the first came back: each collector tries again by its own clock. In a large
+    cluster, where some tick is always late, a cell that lacks one node in 200 or fewer is kept open for them half a second; not past a node
+    whose tick came too late for that in the last minute.
     """
 
     interval_ms: int
@@ -74,6 +80,8 @@ class Grid:
     _nearly: tuple[int, int] = (0, 0)
     """The cell that lacks only a few, and since when that is so."""
     _forgotten: set[str] = field(default_factory=set)
+    _overtaken: dict[str, int] = field(default_factory=dict)
+    """Nodes whose tick came after its cell had closed, and which cell was the next then."""
     just_closed: dict[int, dict[str, Tick]] = field(default_factory=dict)
     """The ticks of the cells that were closed last, by time of the cell and node."""
 
@@ -84,6 +92,10 @@ class Grid:
     @property
     def _forget_cells(self) -> int:
         return int(self.forget_s * 1000 / self.interval_ms)
+
+    @property
+    def _hush_ns(self) -> int:
+        return int(HUSH * self.interval_ns)
 
     def point_ns(self, event_ns: int) -> int:
         """Time of the grid point that something at this time belongs to."""
@@ -103,6 +115,8 @@ class Grid:
         self._note_pause(now_ns)
         self._advance(event_ns, now_ns)
         if self._next is not None and cell < self._next:
+            if self._next - cell <= GIVE_UP_CELLS:  # what waited for longer (a spool) tells nothing about its way now
+                self._overtaken[tick.node] = self._next
             return False
         members = self._cells.setdefault(cell, {})
         if tick.node not in members or members[tick.node].observed_at_ns <= tick.observed_at_ns:
@@ -124,6 +138,7 @@ class Grid:
     def forget(self, node: str) -> None:
         """The node was removed: nobody expects it any more."""
         self._nodes.pop(node, None)
+        self._overtaken.pop(node, None)
 
     @property
     def idle(self) -> bool:
@@ -148,6 +163,7 @@ class Grid:
             "resumed": [self._resumed_ns, self._patience_ns],
             "nearly": list(self._nearly),
             "forgotten": sorted(self._forgotten),
+            "overtaken": self._overtaken,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -161,6 +177,7 @@ class Grid:
         cell, since_ns = state.get("nearly", (0, 0))
         self._nearly = cell, since_ns
         self._forgotten = set(state["forgotten"])
+        self._overtaken = dict(state.get("overtaken", {}))  # an older worker hurried past everybody
 
     def _advance(self, event_ns: int, now_ns: int) -> None:
         # event time never lies before the newest tick: most ticks of a cell are seen to change nothing without asking how far it has moved
@@ -170,7 +187,7 @@ class Grid:
     def _note_pause(self, now_ns: int) -> None:
         pause_ns = now_ns - self._newest_ns if self._newest_ns else 0
         lateness_ns = self.lateness_ms * NS_PER_MS
-        if pause_ns > lateness_ns:
+        if pause_ns >= self._hush_ns:
             self._resumed_ns, self._patience_ns = now_ns, min(pause_ns, STALL_NS)
             for node in self._nodes.values():
                 if self._newest_ns - node.arrived_at_ns < lateness_ns:
@@ -178,6 +195,8 @@ class Grid:
         self._newest_ns = now_ns
 
     def _is_silent(self, node: _Node, now_ns: int) -> bool:
+        if self._hush_ns <= now_ns - self._newest_ns < STALL_NS:
+            return False
         if node.arrived_at_ns < self._resumed_ns:
             return now_ns - self._resumed_ns >= self._patience_ns
         return now_ns - node.arrived_at_ns >= self.lateness_ms * NS_PER_MS
@@ -199,22 +218,27 @@ class Grid:
             return None
         members = self._cells.get(cell, {})
         missing = [
-            node
+            (name, node)
             for name, node in self._nodes.items()
             if name not in members and node.absent_cells < GIVE_UP_CELLS and not node.has_passed(cell)
         ]
-        if members and (not missing or self._kept_others_waiting(cell, len(missing), now_ns)):
+        if members and (not missing or self._kept_others_waiting(cell, missing, now_ns)):
             return cell
         over = self._event_at(now_ns) >= cell * self.interval_ns + self.lateness_ms * NS_PER_MS
-        silent = all(node.last_cell > cell or self._is_silent(node, now_ns) for node in missing)
+        silent = all(node.last_cell > cell or self._is_silent(node, now_ns) for _, node in missing)
         return cell if over and silent else None
 
-    def _kept_others_waiting(self, cell: int, missing: int, now_ns: int) -> bool:
-        if missing * FEW_IN > len(self._nodes) or now_ns - self._resumed_ns < self._patience_ns:
+    def _kept_others_waiting(self, cell: int, missing: list[tuple[str, _Node]], now_ns: int) -> bool:
+        if len(missing) * FEW_IN > len(self._nodes) or now_ns - self._resumed_ns < self._patience_ns:
+            return False
+        if any(self._is_on_its_way(name, cell) for name, _ in missing):
             return False
         if self._nearly[0] != cell:
             self._nearly = cell, now_ns
         return now_ns - self._nearly[1] >= HURRY_NS
+
+    def _is_on_its_way(self, name: str, cell: int) -> bool:
+        return name in self._overtaken and (cell - self._overtaken[name]) * self.interval_ns < WAITED_FOR_NS
 
     def _first_open(self) -> int | None:
         oldest = min(self._cells, default=self._next)
@@ -228,6 +252,7 @@ class Grid:
         oldest = self._next - self._forget_cells
         for name in [name for name, node in self._nodes.items() if node.last_cell < oldest]:
             del self._nodes[name]
+            self._overtaken.pop(name, None)
             self._forgotten.add(name)
 
     def _emit(self, cell: int, extra_nodes: set[str], catalogs: Catalogs, waiting: Set[str]) -> AlignedTick:
