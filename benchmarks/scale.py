@@ -7,8 +7,10 @@ product as it ships: all detectors on, embedded store, actions in mode observe. 
 memory at the beginning and at the end and its growth by the hour, and two delays. From the grid point to its frame: `tw_tick_delay_ms`
 of the worker itself, for every tick. From tick to verdict: for every verdict, from the moment at which the collector gave the tick it rests
 on to Kafka (that node's tick at the end of what the verdict looked at; for a verdict of a job or a leaf the last tick of that second) to
-the moment at which a reader of the topic has the verdict. What rests on no tick (steps, logs) counts from the end of its window. Exit code
-1 when workers and store need more than a core together, when either p95 is above 2 s, or when memory is not flat.
+the moment at which a reader of the topic has the verdict.
+What rests on no tick (steps, logs) counts from the end of its window. The JSON has all of it by the minute and by the sample, and the table
+says what the worst minute coincided with (`benchmarks.scale_timeline`). Exit code 1 when workers and store need more than a core together,
+when either p95 is above 2 s, or when memory is not flat.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import scale_timeline as timeline
 from benchmarks.collector_cost import cpu_s
 from trainwarden import topics
 from trainwarden.bus import Bus, Message, connect
@@ -181,9 +184,12 @@ def measure(plan: Plan) -> dict[str, object]:
         time.sleep(plan.warm_s)
         listener = stack.enter_context(Listener(site.bus))
         before = [numbers(site.page(port)) for port in site.ports]
-        took_s = _watch(parts, 60 * plan.minutes)
+        took_s, samples = _watch(parts, 60 * plan.minutes, lambda: map(numbers, map(site.page, site.ports)))
         after = [numbers(site.page(port)) for port in site.ports]
-        return _result(plan, parts, took_s, before, after, verdict_delays_ms(site.bus, listener.heard()))
+        heard = listener.heard()
+        return _result(plan, parts, took_s, before, after, verdict_delays_ms(site.bus, heard)) | _course(
+            parts, samples, heard
+        )
 
 
 def _simulate(site: Site) -> Part:
@@ -194,15 +200,37 @@ def _simulate(site: Site) -> Part:
     return site.start("simulator", "simulate", *words, "--kafka", "--truth", truth)
 
 
-def _watch(parts: list[Part], seconds: float) -> float:
-    started_s = time.monotonic()
+def _watch(
+    parts: list[Part], seconds: float, pages: Callable[[], Iterable[timeline.Page]]
+) -> tuple[float, list[timeline.Sample]]:
+    """Look at everything now and then for so long; returns how long it was."""
+    started_s, samples, page = time.monotonic(), list[timeline.Sample](), timeline.Page()
     while True:
         for part in parts:
             part.sample()
         gone_s = time.monotonic() - started_s
+        page = timeline.together(pages()) or page  # a worker that does not answer in time says what it said before
+        cpu = {part.name: part.cpu_s[-1] for part in parts}
+        samples.append(timeline.Sample(gone_s, page, cpu, {part.name: part.pss_mb[-1] for part in parts}))
         if gone_s >= seconds:
-            return gone_s
-        time.sleep(min(SAMPLE_S, seconds - gone_s))
+            return gone_s, samples
+        time.sleep(max(0.0, min(SAMPLE_S, seconds - (time.monotonic() - started_s))))
+
+
+def _course(parts: list[Part], samples: list[timeline.Sample], heard: list[tuple[Verdict, int]]) -> dict[str, object]:
+    """What happened when."""
+    minutes, ours = (
+        timeline.by_minute(samples),
+        [part.name for part in parts if part.name.startswith(("worker", "store"))],
+    )
+    return {
+        "memory_growth": {name: timeline.growth(samples, name) for name in ours},
+        "worst_minute": timeline.worst(minutes), "late_by_minute": timeline.late_minutes(minutes),
+        "window_to_verdict": timeline.of_window_ms(((verdict.window_end_ns, at_ns) for verdict, at_ns in heard), _quantile),
+        "minutes": minutes,
+        "samples": {"columns": ["at_s", "ticks", "p50_ms", "p95_ms", "late", "snapshots", *(f"{part.name}_mb" for part in parts)],
+                    "rows": timeline.by_sample(samples)},
+    }  # fmt: skip
 
 
 def numbers(page: str) -> dict[tuple[str, str], float]:
@@ -398,6 +426,7 @@ def table(result: dict[str, Any]) -> str:
     )
     lines.append(f"detectors {result['frame_ms_per_s']} ms a second: {result['detector_ms_per_s']}")
     lines.append(f"late {result['late']:g}, dead letters {result['dead_letters']:g}")
+    lines += timeline.lines(result)
     return "\n".join(lines)
 
 
