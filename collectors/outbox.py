@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from collectors.eventrate import EventRate
 from collectors.predecessor import Predecessor
 from collectors.spool import Entry, Held, Spool, Value
 from trainwarden import topics
 from trainwarden.bus import Bus, Publisher
 from trainwarden.clock import NS_PER_MS, NS_PER_S, Clock
-from trainwarden.errors import BusError, TrainwardenError
+from trainwarden.errors import BusError, NoTopicError, TrainwardenError
 from trainwarden.records import DeadLetter, LogEvent, Record, StepReport, StepRow, Tick, decode, encode
 from trainwarden.selfmetrics import Metrics
 
@@ -26,6 +27,8 @@ DEAD_BYTES = 4096
 WAITED_NS = 3 * NS_PER_S
 FLUSH_TIMEOUT_S = 3.0
 BACKOFF_MAX_S = 5.0
+DETOUR_NS = 60 * NS_PER_S
+"""For so long nobody asks again for a topic that is not there."""
 HOPELESS = ("MessageSizeTooLargeError", "RecordListTooLargeError", "InvalidRecordError", "CorruptRecordError")
 """Reasons that no later attempt would change: such an entry must not block those behind it."""
 
@@ -65,15 +68,24 @@ class Outbox:
         self._steps: dict[tuple[str, int, int], tuple[int, list[StepRow]]] = {}
         self._steps_left_ns = 0
         self._dead_second = (0, 0)
+        self._rate = EventRate()
         self._layout_changed = False
         self.waiting = threading.Event()
 
     # --- what sources call -----------------------------------------------------------------------------------------------
 
     def log(self, event: LogEvent, urgent: bool) -> None:
-        self.put(topics.LOGS.name, self._block, event, Value.LOG, urgent)
+        self.put(self._topic(event), self._block, event, Value.LOG, urgent)
         if urgent and self._clock.monotonic_ns() - self._steps_left_ns >= URGENT_SPACING_NS:
             self.leave()
+
+    def _topic(self, event: LogEvent) -> str:
+        """What has a code is read first; what is said too often waits with the lines, and nothing is left out."""
+        with self._lock:
+            prompt = self._rate.admits(event.code, self._clock.monotonic_ns())
+        if event.code and not prompt:
+            self._metrics.count("tw_events_demoted_total")
+        return topics.EVENTS.name if prompt else topics.LOGS.name
 
     def step(self, job: str, attempt: int, rank: int, world: int, row: StepRow) -> None:
         with self._lock:
@@ -156,6 +168,7 @@ class Sender:
         self.connected = False
         self._backoff_s = 0.0
         self._hopeless: set[tuple[str, bytes]] = set()
+        self._detour_until_ns: int | None = None
 
     @property
     def backoff_s(self) -> float:
@@ -186,15 +199,35 @@ class Sender:
             publisher.close()
 
     def _send(self, held: list[Held]) -> None:
+        try:
+            self._publish(held)
+        except NoTopicError as error:
+            if error.topic != topics.EVENTS.name:
+                raise
+            self._take_detour()
+            self._publish(held)
+
+    def _take_detour(self) -> None:
+        """A broker that an older build has laid out has no topic for events, and ticks must not wait for it."""
+        if self._detour_until_ns is None:
+            logger.warning("no topic %s to write to: events go to %s (run `trainwarden topics`; allow WRITE and DESCRIBE)",
+                           topics.EVENTS.name, topics.LOGS.name)  # fmt: skip
+        self._detour_until_ns = self._clock.monotonic_ns() + DETOUR_NS
+
+    def _place(self, entry: Entry) -> str:
+        detour = self._detour_until_ns is not None and self._clock.monotonic_ns() < self._detour_until_ns
+        return topics.LOGS.name if detour and entry.topic == topics.EVENTS.name else entry.topic
+
+    def _publish(self, held: list[Held]) -> None:
         if self._publisher is None:
             self._publisher = self._connect().publisher(self._refused)
         late = 0
         for item in held:
-            value = self._value(item.entry)
-            if (item.entry.topic, value) in self._hopeless:
+            topic, value = self._place(item.entry), self._value(item.entry)
+            if (topic, value) in self._hopeless:
                 continue
             late += value is not item.entry.value
-            self._publisher.publish(item.entry.topic, item.entry.key, value)
+            self._publisher.publish(topic, item.entry.key, value)
         self._publisher.flush(FLUSH_TIMEOUT_S)
         self._spool.acknowledge(held[-1].place)
         self._hopeless.clear()

@@ -22,6 +22,7 @@ from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config
 from trainwarden.records import Catalog, LogEvent, Placement, Record, StepReport, Tick, TopologyEvent, decode, encode
 from trainwarden.selfmetrics import Metrics
+from trainwarden.topics import EVENTS
 from trainwarden.topology import JobLayout, Topology
 
 
@@ -263,7 +264,9 @@ class Aligner:
         record = placed.record
         if isinstance(record, (Catalog, TopologyEvent)):
             return False
-        if self._seen.first_time(type(record).__name__, record):
+        # a node numbers its events and lines in one row, and lines may come minutes later: a hole of the one is filled by the other
+        kind = type(record).__name__ if placed.topic != EVENTS.name else EVENTS.name
+        if self._seen.first_time(kind, record):
             return True
         self._metrics.count("tw_duplicates_total", topic=placed.topic)
         return False

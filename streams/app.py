@@ -58,6 +58,7 @@ from trainwarden.topics import (
     ACTIONS,
     CUTS,
     DEAD,
+    EVENTS,
     INCIDENTS,
     LOGS,
     RAW,
@@ -100,7 +101,7 @@ STOP_LIMIT_S = 2.8
 
 
 OF_A_LEADER: tuple[MetricName, ...] = (
-    "tw_tick_age_seconds", "tw_log_age_seconds", "tw_lag_records", "tw_keep_every", "tw_judged_ratio",
+    "tw_tick_age_seconds", "tw_event_age_seconds", "tw_log_age_seconds", "tw_lag_records", "tw_keep_every", "tw_judged_ratio",
 )  # fmt: skip
 """Gauges that only who leads can know."""
 
@@ -419,12 +420,16 @@ class RawService:
         self._stage.note_lag(unread)
         for topic, records in unread.items():
             self._metrics.set("tw_lag_records", records, topic=topic)
-        age_s = self._portions.age_s(unread.get(LOGS.name, 0) > 0, self._clock.now_ns() / NS_PER_MS)
-        self._metrics.set("tw_log_age_seconds", age_s)
+        now_ms = self._clock.now_ns() / NS_PER_MS
+        self._metrics.set(
+            "tw_event_age_seconds", self._portions.age_s(EVENTS.name, unread.get(EVENTS.name, 0) > 0, now_ms)
+        )
+        self._metrics.set("tw_log_age_seconds", self._portions.age_s(LOGS.name, unread.get(LOGS.name, 0) > 0, now_ms))
 
     async def _commit(self, consumer: Any) -> None:
         """For lag monitors only: the truth about positions is in the snapshot and the cuts."""
-        positions = {partition_at(place): offset for place, offset in self._stage.positions.items()}
+        here = consumer.assignment()  # after a roll back the state also speaks of topics that this build does not read
+        positions = {p: offset for place, offset in self._stage.positions.items() if (p := partition_at(place)) in here}
         try:
             if positions:
                 await asyncio.wait_for(consumer.commit(positions), 5.0)

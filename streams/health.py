@@ -12,11 +12,12 @@ from trainwarden.clock import NS_PER_S
 from trainwarden.config import Config, HealthConfig
 from trainwarden.errors import DecodeError
 from trainwarden.records import Incident, Verdict, decode_as, encode
-from trainwarden.selfmetrics import Metrics
+from trainwarden.selfmetrics import MetricName, Metrics
 from trainwarden.topics import RAW, SUMMARIES, VERDICTS
 from trainwarden.vitals import Vital, Vitals
 
 WORKER = "worker"
+AGES: tuple[MetricName, ...] = ("tw_tick_age_seconds", "tw_event_age_seconds", "tw_log_age_seconds")
 
 
 class WorkerVitals:
@@ -37,7 +38,7 @@ class WorkerVitals:
             yield Vital("detector_off", f"{WORKER}:{name}", 1.0, 0.0, "", text, persist_s=0.0)
 
     def _lateness(self) -> Vital:
-        ticks_s, logs_s = self._metrics.value("tw_tick_age_seconds"), self._metrics.value("tw_log_age_seconds")
+        ticks_s, events_s, logs_s = (self._metrics.value(name) for name in AGES)
         unread = sum(self._metrics.value("tw_lag_records", topic=topic.name) for topic in (*RAW, SUMMARIES))
         if self._part != WORKER and not unread:
             ticks_s = 0.0  # a unit that has read all there is waits for others: that is said once, by the unit of the correlator
@@ -48,7 +49,7 @@ class WorkerVitals:
         )
         if (keep := self._metrics.value("tw_keep_every")) > 1:
             behind += f"; detectors of levels and trends are shown one second in {keep:.0f} until it has caught up"
-        what, age_s = max(("tick", ticks_s), ("log line", logs_s), key=lambda told: told[1])
+        what, age_s = max(("tick", ticks_s), ("event", events_s), ("log line", logs_s), key=lambda told: told[1])
         limit_s = self._settings.late_s
         text = f"the newest {what} that was looked at is {age_s:.0f} s old (limit {limit_s:g} s): {behind}"
         return Vital("pipeline_late", self._part, age_s, limit_s, "s", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -12,60 +13,69 @@ from trainwarden.bus import Message
 from trainwarden.bus.security import security_of
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError
-from trainwarden.topics import LOGS
+from trainwarden.topics import EVENTS, LOGS
 
 SILENCE_MS = 150
 READ_RECORDS = 5000
 """So much is taken at once, at most."""
-LOGS_PER_CUT = 10_000
-"""Cuts come four times a second."""
+PER_CUT = {EVENTS.name: 10_000, LOGS.name: 10_000}
+"""Of these so many at most, in this order; cuts come four times a second."""
+
+
+@dataclass
+class _Ration:
+    """What may still be taken of a topic before the next cut, when the last that was taken was told to the broker, and since when some
+    have been waiting there."""
+
+    left: int
+    told_ms: int = 0
+    waits_since_ms: float | None = None
 
 
 class Portions:
-    """What is taken of a consumer: all that is urgent, and of log lines so many for each cut, each partition's turn the same.
+    """What is taken of a consumer: all that is urgent, then of log events and last of log lines so many for each cut, each partition's turn
+    the same.
 
     A flood of lines would make cuts of hundreds of thousands, gigabytes that take many seconds, and whose rank dies meanwhile would be
-    named when they are worked off. What is not taken stays where it is, on the broker.
+    named when they are worked off. What is not taken stays where it is, on the broker. Events have a ration of their own, so that no flood
+    of lines keeps one waiting, and no flood of them the ticks.
     """
 
     def __init__(self) -> None:
-        self._left = LOGS_PER_CUT
+        self._rations = {topic: _Ration(most) for topic, most in PER_CUT.items()}
         self._held: list[Message] = []
-        self._told_ms = 0
-        """When the last log line that was taken was told to the broker."""
-        self._waits_since_ms: float | None = None
 
     def renew(self) -> None:
         """A cut was made."""
-        self._left = LOGS_PER_CUT
+        for topic, ration in self._rations.items():
+            ration.left = PER_CUT[topic]
 
-    def age_s(self, waiting: bool, now_ms: float) -> float:
-        """How far behind the log lines are, `waiting` being whether some lie unread: no further than that has been so, for the line before
-        one that has just come may be hours old."""
+    def age_s(self, topic: str, waiting: bool, now_ms: float) -> float:
+        """How far behind the log lines or events are, `waiting` being whether some lie unread: no further than that has been so, for the
+        one before one that has just come may be hours old."""
+        ration = self._rations[topic]
         if not waiting:
-            self._waits_since_ms = None
+            ration.waits_since_ms = None
             return 0.0
-        if self._waits_since_ms is None:
-            self._waits_since_ms = now_ms
-        return max(0.0, now_ms - max(self._told_ms, self._waits_since_ms)) / 1000
+        if ration.waits_since_ms is None:
+            ration.waits_since_ms = now_ms
+        return max(0.0, now_ms - max(ration.told_ms, ration.waits_since_ms)) / 1000
 
     def wanted(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Of these places those of which something may be taken before the next cut."""
-        return [place for place in places if self._left > 0 or place.topic != LOGS.name]
+        return [place for place in places if place.topic not in self._rations or self._rations[place.topic].left > 0]
 
     async def take(self, consumer: Any, places: Collection[TopicPartition], wait_ms: int) -> list[Message]:
         """What the consumer holds of these places; where that is nothing it waits, for `wait_ms` at most."""
-        logs = [place for place in places if place.topic == LOGS.name]
-        await self._fetch(consumer, [place for place in places if place.topic != LOGS.name], 0, READ_RECORDS)
-        for number, place in enumerate(logs):
-            await self._fetch(consumer, [place], 0, self._share(len(logs) - number))
+        await self._fetch(consumer, [place for place in places if place.topic not in self._rations], 0, READ_RECORDS)
+        for topic, ration in self._rations.items():
+            rationed = [place for place in places if place.topic == topic]
+            for number, place in enumerate(rationed):
+                await self._fetch(consumer, [place], 0, _share(ration.left, len(rationed) - number))
         if wait_ms and not self._held:
             await self._fetch(consumer, self.wanted(places), wait_ms, READ_RECORDS)
         found, self._held = self._held, []
         return found
-
-    def _share(self, places: int) -> int:
-        return min(READ_RECORDS, -(-self._left // places))
 
     async def _fetch(self, consumer: Any, places: Collection[TopicPartition], wait_ms: int, most: int) -> None:
         """Hold what comes: should a later question fail, it is not lost."""
@@ -73,9 +83,13 @@ class Portions:
             return
         batches = await consumer.getmany(*places, timeout_ms=wait_ms, max_records=most)
         for place, records in batches.items():
-            if place.topic == LOGS.name and records:
-                self._left, self._told_ms = self._left - len(records), records[-1].timestamp
+            if records and (ration := self._rations.get(place.topic)) is not None:
+                ration.left, ration.told_ms = ration.left - len(records), records[-1].timestamp
             self._held += map(message_of, records)
+
+
+def _share(left: int, places: int) -> int:
+    return min(READ_RECORDS, -(-left // places))
 
 
 async def partitions_of(config: Config, topics: Iterable[str]) -> dict[str, int]:

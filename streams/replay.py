@@ -49,7 +49,6 @@ from trainwarden.topics import (
     CATALOG,
     CUTS,
     INCIDENTS,
-    LOGS,
     RAW,
     STATE,
     STEPS,
@@ -57,6 +56,7 @@ from trainwarden.topics import (
     TICKS,
     TOPOLOGY,
     VERDICTS,
+    of_code,
 )
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ RECORDED = (*RAW, CUTS, STATE, VERDICTS, INCIDENTS, ACTIONS)
 TOPIC_OF: dict[type[Record], str] = {
     Tick: TICKS.name,
     StepReport: STEPS.name,
-    LogEvent: LOGS.name,
     Catalog: CATALOG.name,
     TopologyEvent: TOPOLOGY.name,
 }
@@ -220,7 +219,7 @@ def replay_records(records: Sequence[Record], config: Config) -> Replayed:
     offsets: dict[tuple[str, int], int] = {}
     for now_ns, batch in _simulated_cuts(records, config.streams.cut_ms * NS_PER_MS):
         for record in batch:
-            topic, partition = TOPIC_OF[type(record)], _partition(record)
+            topic, partition = _topic(record), _partition(record)
             offsets[topic, partition] = offsets.get((topic, partition), -1) + 1
             pipeline.aligner.add(topic, partition, offsets[topic, partition], record)
         frame = pipeline.aligner.cut(now_ns)
@@ -339,6 +338,10 @@ def _simulated_cuts(records: Sequence[Record], step_ns: int) -> Iterator[tuple[i
             at += 1
         yield now_ns, batch
         now_ns += step_ns
+
+
+def _topic(record: Record) -> str:
+    return of_code(record.code).name if isinstance(record, LogEvent) else TOPIC_OF[type(record)]
 
 
 def _partition(record: Record) -> int:

@@ -49,6 +49,7 @@ from trainwarden.topics import (
     CATALOG,
     CUTS,
     DEAD,
+    EVENTS,
     INCIDENTS,
     LOGS,
     STATE,
@@ -65,6 +66,7 @@ OWNER = "detect"
 EXPECTED: dict[str, type[Record]] = {
     TICKS.name: Tick,
     STEPS.name: StepReport,
+    EVENTS.name: LogEvent,
     LOGS.name: LogEvent,
     CATALOG.name: Catalog,
     TOPOLOGY.name: TopologyEvent,

@@ -19,7 +19,7 @@ from trainwarden.config import Config
 from trainwarden.errors import UnavailableError
 from trainwarden.records import Catalog, LogEvent, Record, StepReport, Summary, Tick, TopologyEvent
 from trainwarden.selfmetrics import Metrics
-from trainwarden.topics import CATALOG, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY, UNITS
+from trainwarden.topics import CATALOG, EVENTS, LOGS, STEPS, SUMMARIES, TICKS, TOPOLOGY, UNITS
 
 SHARES: dict[str, frozenset[str]] = {
     "relation": frozenset({"relation"}),
@@ -152,8 +152,9 @@ def _share(name: str, blocks: int) -> Unit:
     reads: dict[str, type[Record]] = {
         SUMMARIES.name: Summary,
         STEPS.name: StepReport,
+        EVENTS.name: LogEvent,
         LOGS.name: LogEvent,
         TOPOLOGY.name: TopologyEvent,
     }
-    refuses = (SUMMARIES.name, STEPS.name, LOGS.name, TICKS.name) if name == REST else ()
+    refuses = (SUMMARIES.name, STEPS.name, EVENTS.name, LOGS.name, TICKS.name) if name == REST else ()
     return Unit(Role(f"share/{name}", reads, refuses=frozenset(refuses)), tuple(reads), name, blocks)

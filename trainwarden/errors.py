@@ -39,3 +39,11 @@ class DecodeError(TrainwardenError):
 
 class BusError(TrainwardenError):
     """The broker refused or lost something that the caller must know about."""
+
+
+class NoTopicError(BusError):
+    """The broker has no such topic, or none that this client may see. Nothing of what was to be sent along with it was."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} does not exist: run `trainwarden topics` first")
+        self.topic = topic

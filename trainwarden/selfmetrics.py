@@ -37,6 +37,7 @@ MetricName = Literal[
     "tw_ticks_missed_total",  # grid ticks that the agent slept through
     "tw_hook_dropped_total",  # datagrams that the training hook could not send, as it says itself
     "tw_bad_datagrams_total",  # hook datagrams that were no JSON of ours
+    "tw_events_demoted_total",  # events of a code that a node says too often: they go with the plain log lines
     "tw_log_lines_dropped_total",  # log lines over the rate limit, by file
     "tw_probe_refused_total",  # probes that the responder did not answer, by reason
     "tw_control_orders_total",  # orders to this collector, by outcome (taken, refused, ended)
@@ -55,6 +56,7 @@ MetricName = Literal[
     "tw_process_resident_bytes",  # its resident memory
     "tw_process_open_files",  # its open descriptors
     "tw_tick_age_seconds",  # age of the newest closed tick
+    "tw_event_age_seconds",  # while log events with a code wait on the broker: age of the last that was read
     "tw_log_age_seconds",  # while log lines wait on the broker: age of the last that was read
     "tw_keep_every",  # one in so many grid points is shown to detectors of levels and trends: more than 1 while the worker is behind
     "tw_lag_records",  # records on the broker that are in no frame yet, by topic

@@ -28,7 +28,10 @@ class Topic:
 
 
 TICKS = Topic("tw.ticks", "node block", "Tick", partitions=4, retention_ms=6 * 3600 * 1000)
+EVENTS = Topic("tw.events", "node block", "LogEvent", partitions=4)
+"""Log events with a code, as long as none comes in floods (docs/design/0012)."""
 LOGS = Topic("tw.logs", "node block", "LogEvent", partitions=4)
+"""The rest: lines without a code, what a node repeats too often, and all that a collector of before `EVENTS` says."""
 STEPS = Topic("tw.steps", "job", "StepReport", partitions=4, retention_ms=6 * 3600 * 1000)
 SUMMARIES = Topic("tw.summaries", "block", "Summary", partitions=4, retention_ms=6 * 3600 * 1000)
 UNITS = Topic("tw.units", "nothing", "nothing: who is assigned a partition has that unit", partitions=9)
@@ -45,6 +48,7 @@ DEAD = Topic("tw.dead", "topic", "DeadLetter", retention_ms=14 * 24 * 3600 * 100
 
 ALL: tuple[Topic, ...] = (
     TICKS,
+    EVENTS,
     LOGS,
     STEPS,
     CATALOG,
@@ -62,13 +66,24 @@ STAGED: tuple[Topic, ...] = (SUMMARIES, UNITS)
 """Needed beside the others where detection runs in two stages."""
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in (*ALL, *STAGED)}
 
-RAW: tuple[Topic, ...] = (TICKS, STEPS, LOGS, CATALOG, TOPOLOGY)
+RAW: tuple[Topic, ...] = (TICKS, STEPS, EVENTS, LOGS, CATALOG, TOPOLOGY)
 """What the detection stage reads."""
 
 
 def needed(stages: int) -> tuple[Topic, ...]:
     """Topics of a cluster whose detection runs in so many stages."""
     return (*ALL, *STAGED) if stages > 1 else ALL
+
+
+def of_code(code: str) -> Topic:
+    """Where a log event with this code belongs, or one without.
+
+    Examples
+    --------
+    >>> of_code("xid:79").name, of_code("").name
+    ('tw.events', 'tw.logs')
+    """
+    return EVENTS if code else LOGS
 
 
 def node_block(node: str, rack: str = "") -> bytes:

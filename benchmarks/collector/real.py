@@ -14,7 +14,7 @@ from benchmarks.collector.processes import footprint
 from benchmarks.collector.surroundings import surrounded
 from trainwarden import topics
 from trainwarden.bus import Message
-from trainwarden.records import Catalog, Tick, decode
+from trainwarden.records import Catalog, LogEvent, Tick, decode
 
 WARM_UP_S = 15.0
 SLACK_TICKS = 2
@@ -46,7 +46,7 @@ def report(messages: Iterable[Message]) -> dict[str, Any]:
             ticks.append(record)
         elif isinstance(record, Catalog):
             catalogs[record.catalog_id] = record
-        elif message.topic == topics.LOGS.name:
+        elif isinstance(record, LogEvent):
             codes[f"{record.source}:{record.code}"] += 1
         dead += message.topic == topics.DEAD.name
     gaps = Counter(f"{gap.source}: {gap.reason}" for tick in ticks for gap in tick.gaps)

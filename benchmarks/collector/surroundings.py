@@ -22,7 +22,7 @@ STEP_EVERY_S = 0.5
 PEERS = 3
 QUIET_S = 3.0
 READY_S = 60.0
-TOPICS = (topics.TICKS, topics.LOGS, topics.STEPS, topics.CATALOG, topics.TOPOLOGY, topics.DEAD)
+TOPICS = (topics.TICKS, topics.EVENTS, topics.LOGS, topics.STEPS, topics.CATALOG, topics.TOPOLOGY, topics.DEAD)
 
 
 class Surroundings:

@@ -222,7 +222,7 @@ class Encoder:
         event = log.event
         said = type(event)(*header, event.source, event.severity, event.code, event.line, event.template_id, event.attributes,
                            event.repeat, event.job, event.attempt, event.rank)  # fmt: skip
-        return topics.LOGS.name, self._keys[log.node], said, log.node
+        return topics.of_code(said.code).name, self._keys[log.node], said, log.node
 
 
 def _present(values: F32) -> Bools:

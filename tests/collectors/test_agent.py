@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 
 from collectors import agent as agent_module
+from collectors import eventrate, outbox
 from collectors.agent import Agent, Parts, build, collect_once
 from collectors.announce import Announcer
 from collectors.base import Context, Facts, Family, Sample, Source, SourceError, family
@@ -30,7 +31,7 @@ from trainwarden.bus import FailureHandler
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock, SystemClock
 from trainwarden.config import Config, from_table
-from trainwarden.errors import BusError, ConfigError, UsageError
+from trainwarden.errors import BusError, ConfigError, NoTopicError, UsageError
 from trainwarden.records import Catalog, DeadLetter, LogEvent, Record, StepReport, StepRow, Tick, TopologyEvent, decode
 from trainwarden.selfmetrics import Metrics
 
@@ -281,7 +282,7 @@ def test_broker_away_and_back(tmp_path: Path, bus: MemoryBus, clock: SimulatedCl
     assert [t.seq for t in ticks] == list(range(14))
     assert [t.spooled for t in ticks] == [False] * 2 + [True] * 8 + [False] * 4  # three seconds count as waiting
     assert [r.step for report in published(bus, StepReport, topics.STEPS) for r in report.rows] == list(range(10))
-    assert [e.code for e in published(bus, LogEvent, topics.LOGS)] == [f"xid:{n}" for n in range(10)]
+    assert [e.code for e in published(bus, LogEvent, topics.EVENTS)] == [f"xid:{n}" for n in range(10)]
     assert node.sender.backoff_s == 0
     assert node.spool.size_bytes == 0
     assert node.metrics.value("tw_spooled_records_total") == 8
@@ -295,7 +296,7 @@ def test_what_waited_survives_the_death_of_the_agent(tmp_path: Path, bus: Memory
     os.close(first.spool._owner)  # kill -9: nothing was closed, the lock is freed by the kernel
     bus.available = True
     Node(tmp_path, bus, clock).sender.deliver()
-    assert [e.code for e in published(bus, LogEvent, topics.LOGS)] == ["xid:79"]
+    assert [e.code for e in published(bus, LogEvent, topics.EVENTS)] == ["xid:79"]
     assert [t.seq for t in published(bus, Tick, topics.TICKS)] == [0, 1]
 
 
@@ -318,8 +319,111 @@ def test_a_batch_that_failed_in_its_middle_is_sent_again_whole(
     assert not node.sender.deliver()
     bus.available = True
     assert node.sender.deliver()
-    seqs = [e.seq for e in published(bus, LogEvent, topics.LOGS)]
+    seqs = [e.seq for e in published(bus, LogEvent, topics.EVENTS)]
     assert seqs == [0, 1, 0, 1, 2, 3]  # at least once, in order; receivers drop repeats by seq
+
+
+def test_a_line_without_a_code_goes_with_the_lines_and_one_row_of_numbers_goes_over_both(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
+    node = Node(tmp_path, bus, clock)
+    for code in ("", "xid:79", "", "worker_exit:0"):
+        node.outbox.log(LogEvent(code=code), urgent=False)
+    assert node.sender.deliver()
+    found = {topic: published(bus, LogEvent, topic) for topic in (topics.EVENTS, topics.LOGS)}
+    assert [(e.code, e.seq) for e in found[topics.EVENTS]] == [("xid:79", 1), ("worker_exit:0", 3)]
+    assert [(e.code, e.seq) for e in found[topics.LOGS]] == [("", 0), ("", 2)]
+
+
+def test_a_code_that_is_said_in_floods_keeps_no_other_waiting_and_nothing_is_left_out(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock
+) -> None:
+    node = Node(tmp_path, bus, clock)
+    for _ in range(2000):
+        node.outbox.log(LogEvent(code="xid:31"), urgent=False)
+    node.outbox.log(LogEvent(code="worker_exit:-9"), urgent=True)
+    assert node.sender.deliver()
+    prompt, rest = (published(bus, LogEvent, topic) for topic in (topics.EVENTS, topics.LOGS))
+    assert [e.code for e in prompt] == ["xid:31"] * int(eventrate.BURST) + ["worker_exit:-9"]
+    assert sorted(e.seq for e in (*prompt, *rest)) == list(range(2001))
+    assert node.metrics.value("tw_events_demoted_total") == len(rest)
+    clock.sleep(1.0)
+    for _ in range(100):
+        node.outbox.log(LogEvent(code="xid:31"), urgent=False)
+    assert node.sender.deliver()
+    assert len(published(bus, LogEvent, topics.EVENTS)) == len(prompt) + eventrate.PER_S
+
+
+class Narrow:
+    """A publisher to a broker without the topic for events; `missing` as long as it has none. Nothing of a refused flush is sent."""
+
+    missing: ClassVar[set[str]] = set()
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self._waiting: list[tuple[str, bytes, bytes]] = []
+
+    def publish(self, topic: str, key: bytes, value: bytes) -> None:
+        self._waiting.append((topic, key, value))
+
+    def flush(self, timeout_s: float) -> None:
+        waiting, self._waiting = self._waiting, []
+        for topic, _, _ in waiting:
+            if topic in self.missing:
+                raise NoTopicError(topic)
+        for message in waiting:
+            self._bus.append(*message)
+
+    def close(self) -> None: ...
+
+
+def test_a_broker_without_the_topic_for_events_gets_them_with_the_lines_until_it_has_it(
+    tmp_path: Path,
+    bus: MemoryBus,
+    clock: SimulatedClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A collector that was upgraded before the topics were made must not keep its ticks on disk."""
+    monkeypatch.setattr(bus, "publisher", lambda on_failure: Narrow(bus))
+    monkeypatch.setattr(Narrow, "missing", {"tw.events"})
+    node = Node(tmp_path, bus, clock)
+    node.outbox.log(LogEvent(code="xid:79"), urgent=True)
+    node.ticks(3)
+    node.outbox.log(LogEvent(code="xid:94"), urgent=True)
+    node.ticks(1)
+    assert [e.code for e in published(bus, LogEvent, topics.LOGS)] == ["xid:79", "xid:94"]
+    assert len(published(bus, Tick, topics.TICKS)) == 4
+    assert node.spool.size_bytes == 0
+    assert caplog.text.count("no topic tw.events") == 1
+    monkeypatch.setattr(Narrow, "missing", set())
+    clock.sleep(outbox.DETOUR_NS / NS_PER_S)
+    node.outbox.log(LogEvent(code="xid:95"), urgent=True)
+    assert node.sender.deliver()
+    assert [e.code for e in published(bus, LogEvent, topics.EVENTS)] == ["xid:95"]
+
+
+def test_a_broker_without_another_topic_is_waited_for(
+    tmp_path: Path, bus: MemoryBus, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus, "publisher", lambda on_failure: Narrow(bus))
+    monkeypatch.setattr(Narrow, "missing", {"tw.logs"})
+    node = Node(tmp_path, bus, clock)
+    node.outbox.log(LogEvent(line="plain"), urgent=False)
+    assert not node.sender.deliver()
+    assert node.spool.size_bytes > 0
+    monkeypatch.setattr(Narrow, "missing", set())
+    assert node.sender.deliver()
+    assert [e.line for e in published(bus, LogEvent, topics.LOGS)] == ["plain"]
+
+
+def test_codes_without_end_are_counted_together_and_old_ones_forgotten() -> None:
+    rate = eventrate.EventRate()
+    admitted = sum(rate.admits(f"xid:{number}", 0) for number in range(10_000))
+    assert admitted == eventrate.CODES + eventrate.BURST
+    assert not rate.admits("xid:one more", 0)
+    assert not rate.admits("", 0)
+    assert rate.admits("xid:one more", 2 * NS_PER_S), "the first have been silent since"
 
 
 def test_urgent_events_do_not_wait_for_the_tick(tmp_path: Path, bus: MemoryBus, clock: SimulatedClock) -> None:
@@ -330,7 +434,7 @@ def test_urgent_events_do_not_wait_for_the_tick(tmp_path: Path, bus: MemoryBus, 
     node.outbox.log(LogEvent(code="worker_exit:-9"), urgent=True)
     assert node.outbox.waiting.is_set()
     node.sender.deliver()
-    assert [e.code for e in published(bus, LogEvent, topics.LOGS)] == ["worker_exit:-9"]
+    assert [e.code for e in published(bus, LogEvent, topics.EVENTS)] == ["worker_exit:-9"]
     assert [r.step for report in published(bus, StepReport, topics.STEPS) for r in report.rows] == [7]
 
 
@@ -456,7 +560,7 @@ def test_two_agents_on_one_host(tmp_path: Path, bus: MemoryBus) -> None:
             ended = {"v": 1, "t": "exit", "job": "j", "generation": 1, "rank": number, "pid": 1, "exit_code": -9}
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hook:
                 hook.sendto(json.dumps(ended).encode(), str(tmp_path / f"n{number}" / "hook.sock"))
-        reader = bus.subscriber([topics.LOGS.name])
+        reader = bus.subscriber([topics.EVENTS.name])
         found: dict[str, str] = {}
         while len(found) < 2:
             found |= {decode(m.value).node: decode(m.value).code for m in reader.poll(10.0)}
@@ -591,6 +695,6 @@ def test_a_hopeless_record_does_not_block_those_behind_it(
     bus.publisher = Picky  # type: ignore[method-assign, assignment]
     assert not node.sender.deliver()
     assert node.sender.deliver()
-    assert [e.code for e in published(bus, LogEvent, topics.LOGS)][-2:] == ["c:0", "c:2"]
+    assert [e.code for e in published(bus, LogEvent, topics.EVENTS)][-2:] == ["c:0", "c:2"]
     assert node.spool.size_bytes == 0
-    assert node.metrics.value("tw_spool_dropped_total", topic=topics.LOGS.name) == 1
+    assert node.metrics.value("tw_spool_dropped_total", topic=topics.EVENTS.name) == 1

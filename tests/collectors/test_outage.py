@@ -56,8 +56,8 @@ class Reader:
     """Reads ticks and logs; comes back by itself when the broker does."""
 
     def __init__(self, bus: Bus) -> None:
-        bus.ensure_topics([topics.TICKS, topics.LOGS])
-        self._subscriber = bus.subscriber([topics.TICKS.name, topics.LOGS.name])
+        bus.ensure_topics([topics.TICKS, topics.EVENTS, topics.LOGS])
+        self._subscriber = bus.subscriber([topics.TICKS.name, topics.EVENTS.name, topics.LOGS.name])
         self.records: list[Record] = []
 
     def poll(self) -> list[Record]:

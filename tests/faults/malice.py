@@ -147,7 +147,7 @@ def dire_logs(scene: Scene, record: Record) -> Iterator[Record]:
 FORGERIES: dict[str, Forge] = {"ticks": sick_ticks, "probes": accusing_probes, "steps": slow_steps, "logs": dire_logs}
 
 
-TOPIC_OF: dict[type[Record], str] = {Tick: "tw.ticks", StepReport: "tw.steps", LogEvent: "tw.logs"}
+TOPIC_OF: dict[type[Record], str] = {Tick: "tw.ticks", StepReport: "tw.steps", LogEvent: "tw.events"}
 
 
 @dataclass
@@ -206,7 +206,7 @@ def perform(spec: Spec, forgeries: Iterable[str], begin_s: int, length_s: int, s
                 publisher.publish(TOPIC_OF.get(type(said), sent.topic), key, encode(said))
             if told.last_words is None and isinstance(record, Tick) and told.is_due(record, begin_ns + 10 * NS_PER_S):
                 told.last_words = _last_words(record)
-                publisher.publish("tw.logs", sent.key, encode(told.last_words))
+                publisher.publish("tw.events", sent.key, encode(told.last_words))
         for _ in range(stages):  # what the first stage says is heard by the second
             clock.advance_ns(NS_PER_S // stages)
             for worker in crew:

@@ -137,8 +137,7 @@ def test_a_collector_that_is_cut_off_from_the_broker_loses_nothing_and_is_said_t
     assert not [told for told in of_n1() if told[2] is Reach.ACT]
     assert play.observed.newest_attempt == attempt
     assert play.pids() == pids
-    for topic, kind in (("tw.ticks", Tick), ("tw.steps", StepReport), ("tw.logs", LogEvent)):
-        play.assert_no_gaps(topic, kind)
+    play.assert_no_gaps(Tick, StepReport, LogEvent)
     play.healed(play.hurt("kill", 1))
     stored_as_said(play)
 

@@ -25,12 +25,28 @@ from trainwarden.demo.observer import Observer
 from trainwarden.demo.processes import Child
 from trainwarden.embedded.kafka import ApacheKafka
 from trainwarden.errors import DecodeError
-from trainwarden.records import ActionResult, ActionStatus, Incident, IncidentStatus, Record, decode
+from trainwarden.records import (
+    ActionResult,
+    ActionStatus,
+    Incident,
+    IncidentStatus,
+    LogEvent,
+    Record,
+    StepReport,
+    Tick,
+    decode,
+)
 
 T = TypeVar("T")
 SEEDS = int(os.environ.get("TRAINWARDEN_FAULT_SEEDS", "0"))
 """Number of random kills, 0 in `make test`; from 1 on every moment is tried, not only the worst."""
 ROOT = Path(__file__).parents[2]
+SAID_ON: dict[type[Record], tuple[str, ...]] = {
+    Tick: ("tw.ticks",),
+    StepReport: ("tw.steps",),
+    LogEvent: ("tw.events", "tw.logs"),
+}
+"""Topics of what a collector numbers in one row."""
 OWN_HEALTH = frozenset(vitals.KINDS)
 LIMIT_S = 150.0
 """A failure, not an expectation: a loaded machine takes its time."""
@@ -306,18 +322,19 @@ class Theatre:
                 continue
         return found
 
-    def assert_no_gaps(self, topic: str, kind: type[Record]) -> None:
+    def assert_no_gaps(self, *kinds: type[Record]) -> None:
         """Sequence numbers of each speaker rise by one: nothing that was said is missing (repeats are allowed)."""
-        numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for record in self.records(topic):
-            if type(record) is kind and record.cluster == "demo":
-                numbers[record.node, record.boot_id].add(record.seq)
-        assert numbers
-        for (node, boot), found in numbers.items():
-            missing = set(range(max(found) + 1)) - found
-            assert not missing, (
-                f"{topic}: {node} (boot {boot}) said {sorted(missing)[:20]} of {max(found) + 1}, nobody has it"
-            )
+        for kind in kinds:
+            numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+            for record in (record for topic in SAID_ON[kind] for record in self.records(topic)):
+                if type(record) is kind and record.cluster == "demo":
+                    numbers[record.node, record.boot_id].add(record.seq)
+            assert numbers
+            for (node, boot), found in numbers.items():
+                missing = set(range(max(found) + 1)) - found
+                assert not missing, (
+                    f"{SAID_ON[kind]}: {node} (boot {boot}) said {sorted(missing)[:20]} of {max(found) + 1}, nobody has it"
+                )
 
     def spooled(self, number: int) -> int:
         """Bytes that wait in a node's spool."""

@@ -146,7 +146,7 @@ class Staged:
             node=node, seq=1, boot_id="b1", observed_at_ns=time.time_ns(), source="hook", severity="error", code="worker_exit:-9",
             attributes={"rank": str(rank), "pid": "1", "exit_code": "-9", "generation": "1"}, job="j", attempt=1, rank=rank,
         )  # fmt: skip
-        self.publisher.publish("tw.logs", node.encode(), encode(event))
+        self.publisher.publish("tw.events", node.encode(), encode(event))
         self.publisher.flush(60)
 
     def forget(self, *topics: str) -> None:

@@ -332,6 +332,22 @@ def test_repeats_are_dropped_and_counted_in_every_kind() -> None:
     assert bench.metrics.value("tw_duplicates_total", topic="tw.ticks") == 1
 
 
+def test_lines_that_come_long_after_the_events_told_with_them_are_no_repeats() -> None:
+    """A collector numbers both in one row; behind a flood its lines come when hundreds of its events were seen already."""
+    bench = Bench()
+    said = [LogEvent(node="n0", seq=number, boot_id="b1", observed_at_ns=START_NS + number) for number in range(400)]
+    for event in said[::2]:
+        bench.add("tw.events", event)
+    frames = [bench.cut(0.1)]
+    for line in said[1::2]:
+        bench.add("tw.logs", line)
+    bench.add("tw.events", said[398])
+    frames.append(bench.cut(0.3))
+    assert [len(frame.logs) for frame in frames if frame is not None] == [200, 200]
+    assert bench.metrics.value("tw_duplicates_total", topic="tw.events") == 1
+    assert bench.metrics.value("tw_duplicates_total", topic="tw.logs") == 0
+
+
 def test_same_number_after_a_restart_of_the_collector_is_new() -> None:
     bench = Bench()
     for boot in ("b1", "b2"):

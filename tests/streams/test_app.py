@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from streams.reading import read_all
 from streams.recording import Recorder
@@ -162,8 +163,8 @@ def unique(messages: list[Message]) -> list[bytes]:
 
 def killed(site: Site, node: str = "n2", rank: int = 2) -> tuple[str, int, LogEvent]:
     attributes = {"rank": str(rank), "pid": "1", "exit_code": "-9", "generation": "1"}
-    return ("tw.logs", 0, LogEvent(node=node, seq=1, boot_id="b1", observed_at_ns=time.time_ns(), source="hook", severity="error",
-                                   code="worker_exit:-9", attributes=attributes, job="j", attempt=1, rank=rank))  # fmt: skip
+    return ("tw.events", 0, LogEvent(node=node, seq=1, boot_id="b1", observed_at_ns=time.time_ns(), source="hook", severity="error",
+                                     code="worker_exit:-9", attributes=attributes, job="j", attempt=1, rank=rank))  # fmt: skip
 
 
 @pytest.mark.slow
@@ -237,6 +238,32 @@ def test_second_worker_stands_by_and_takes_over(site: Site) -> None:
     assert site.workers[1 - leader].wait(PATIENCE_S) == 0
     cuts = site.all_cuts()
     assert [cut.seq for cut in cuts] == list(range(1, len(cuts) + 1))
+
+
+@pytest.mark.slow
+def test_an_event_told_after_a_flood_of_lines_is_heard_before_most_of_them(site: Site) -> None:
+    """All lies on the broker when the worker begins: by the positions of its cuts, the first that holds the event holds few lines."""
+    site.bus.ensure_topics(RECORDED)
+    site.announce()
+    flood = [
+        LogEvent(node="n1", seq=n, boot_id="b1", observed_at_ns=time.time_ns(), line=f"line {n}") for n in range(30_000)
+    ]
+    site.put(*(("tw.logs", 0, line) for line in flood))
+    _, _, event = killed(site, "n1", 1)
+    site.put(("tw.events", 0, replace(event, seq=len(flood))))
+    site.start_worker()
+
+    def lines_in(cut: FrameCut) -> int:
+        return sum(offset for place, offset in cut.positions.items() if place.startswith("tw.logs/"))
+
+    site.wait("all lines in frames", lambda: any(lines_in(cut) == len(flood) for cut in site.cuts()))
+    first = next(
+        cut
+        for cut in site.cuts()
+        if any(place.startswith("tw.events/") and offset for place, offset in cut.positions.items())
+    )
+    assert first.seq == 1
+    assert lines_in(first) < len(flood) / 2
 
 
 @pytest.mark.faults

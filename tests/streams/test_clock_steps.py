@@ -70,7 +70,7 @@ def test_a_clock_that_is_stepped_by_an_hour_accuses_nobody(whose: str, by_ns: in
             if isinstance(record, Tick) and record.node == sick and interval.number == SICK_S:
                 words = LogEvent(cluster=SPEC.cluster, node=sick, boot_id=record.boot_id, seq=10_000, observed_at_ns=record.observed_at_ns,
                                  source="kernel", severity="critical", code="xid:79", line="xid 79")  # fmt: skip
-                publisher.publish("tw.logs", sent.key, encode(words))
+                publisher.publish("tw.events", sent.key, encode(words))
         clock.advance_ns(NS_PER_S)
         worker.step()
     incidents = [i for i in map(decode, (m.value for m in read_all(bus, "tw.incidents"))) if isinstance(i, Incident)]

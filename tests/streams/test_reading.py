@@ -15,6 +15,7 @@ from streams.reading import Portions
 from trainwarden.bus import Message
 
 TICKS = [TopicPartition("tw.ticks", number) for number in range(2)]
+EVENTS = [TopicPartition("tw.events", number) for number in range(2)]
 LOGS = [TopicPartition("tw.logs", number) for number in range(4)]
 
 
@@ -22,7 +23,7 @@ class Held:
     """A consumer that holds so many messages of each partition, and fetches at most so many at a time."""
 
     def __init__(self, **counts: int) -> None:
-        self.left = {place: counts.get(f"{place.topic[3:]}_{place.partition}", 0) for place in (*TICKS, *LOGS)}
+        self.left = {place: counts.get(f"{place.topic[3:]}_{place.partition}", 0) for place in (*TICKS, *EVENTS, *LOGS)}
         self.waits: list[int] = []
 
     async def getmany(
@@ -51,7 +52,7 @@ def of(messages: list[Message], place: TopicPartition) -> int:
 
 
 def test_a_flood_of_log_lines_leaves_the_rest_as_fresh_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LOGS_PER_CUT", 1000)
+    monkeypatch.setitem(reading.PER_CUT, "tw.logs", 1000)
     portions, held = Portions(), Held(ticks_0=300, ticks_1=7000, logs_0=10_000, logs_1=10_000, logs_2=1, logs_3=10_000)
     first = asyncio.run(taken(portions, held, [*TICKS, *LOGS]))
     assert [of(first, place) for place in TICKS] == [300, 7000]
@@ -59,13 +60,33 @@ def test_a_flood_of_log_lines_leaves_the_rest_as_fresh_as_ever(monkeypatch: pyte
     assert sum(lines) == 1000
     assert lines[2] == 1, "whoever says little is not kept waiting by those who say much"
     assert min(lines[0], lines[1], lines[3]) >= 250
-    assert portions.age_s(True, 5000.0) == 0.0, "they wait since now"
-    assert portions.age_s(True, 9003.0) == 4.003
+    assert portions.age_s("tw.logs", True, 5000.0) == 0.0, "they wait since now"
+    assert portions.age_s("tw.logs", True, 9003.0) == 4.003
     assert asyncio.run(taken(portions, held, [*TICKS, *LOGS])) == []
     assert portions.wanted([*TICKS, *LOGS]) == TICKS
     portions.renew()
     second = asyncio.run(taken(portions, held, [*TICKS, *LOGS]))
     assert sum(of(second, place) for place in LOGS) == 1000
+
+
+def test_events_do_not_wait_for_lines_nor_ticks_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two has a ration of its own, and of events each partition has its turn as well."""
+    for topic in reading.PER_CUT:
+        monkeypatch.setitem(reading.PER_CUT, topic, 1000)
+    flood = {f"logs_{number}": 50_000 for number in range(4)}
+    portions, held = Portions(), Held(ticks_0=300, events_0=2, events_1=1, **flood)
+    first = asyncio.run(taken(portions, held, [*LOGS, *EVENTS, *TICKS]))
+    assert [of(first, place) for place in (*TICKS, *EVENTS)] == [300, 0, 2, 1]
+    assert [message.topic for message in first[:303]] == ["tw.ticks"] * 300 + ["tw.events"] * 3
+
+    portions, held = Portions(), Held(ticks_0=300, events_0=50_000, events_1=3, logs_1=7)
+    first = asyncio.run(taken(portions, held, [*LOGS, *EVENTS, *TICKS]))
+    assert [of(first, place) for place in (TICKS[0], *EVENTS, LOGS[1])] == [300, 997, 3, 7]
+    assert portions.wanted([*TICKS, *EVENTS, *LOGS]) == [*TICKS, *LOGS]
+    assert portions.age_s("tw.events", True, 5000.0) == portions.age_s("tw.logs", False, 5000.0) == 0.0
+    assert portions.age_s("tw.events", True, 7000.0) == 2.0
+    portions.renew()
+    assert of(asyncio.run(taken(portions, held, EVENTS)), EVENTS[0]) == 1000
 
 
 @pytest.mark.parametrize("places", [TICKS, LOGS, [*TICKS, *LOGS]])
@@ -79,7 +100,7 @@ def test_nothing_is_lost_and_waiting_is_for_who_has_nothing(places: list[TopicPa
 
 
 def test_who_has_had_his_log_lines_waits_for_the_rest_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LOGS_PER_CUT", 5)
+    monkeypatch.setitem(reading.PER_CUT, "tw.logs", 5)
     portions, held = Portions(), Held(logs_0=9)
     assert len(asyncio.run(taken(portions, held, LOGS))) == 5
     held.waits.clear()
@@ -107,8 +128,8 @@ def test_what_was_taken_when_the_next_question_fails_is_told_with_the_next(monke
 def test_a_line_that_has_just_come_after_an_hour_without_any_is_not_an_hour_late() -> None:
     portions, held = Portions(), Held(logs_3=1)
     asyncio.run(taken(portions, held, LOGS))  # told at 1003 ms
-    assert portions.age_s(False, 3_600_000.0) == 0.0
-    assert portions.age_s(True, 3_600_250.0) == 0.0
-    assert portions.age_s(True, 3_600_500.0) == 0.25
-    assert portions.age_s(False, 3_600_750.0) == 0.0
-    assert portions.age_s(True, 3_601_000.0) == 0.0
+    assert portions.age_s("tw.logs", False, 3_600_000.0) == 0.0
+    assert portions.age_s("tw.logs", True, 3_600_250.0) == 0.0
+    assert portions.age_s("tw.logs", True, 3_600_500.0) == 0.25
+    assert portions.age_s("tw.logs", False, 3_600_750.0) == 0.0
+    assert portions.age_s("tw.logs", True, 3_601_000.0) == 0.0

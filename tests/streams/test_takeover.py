@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from aiokafka import TopicPartition
@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaConnectionError
 
 from streams import app
 from streams.pulse import Pulse
+from streams.reading import PER_CUT
 from streams.stage import CorrelatorStage
 from streams.units import Unit, units
 from trainwarden.bus import Message
@@ -76,6 +77,7 @@ def service(config: Config, unit: Unit | None = None) -> app.RawService:
 
 
 LOGS = [TopicPartition("tw.logs", number) for number in range(2)]
+EVENT = TopicPartition("tw.events", 0)
 
 
 def test_all_that_lies_there_is_read_before_the_first_cut_however_late_it_comes(config: Config) -> None:
@@ -165,3 +167,82 @@ def test_what_comes_between_two_cuts_is_not_left_for_the_next(config: Config, mo
         asyncio.run(wait(600.0))
     made._stage.cut(1)
     assert made._stage.positions == {"tw.logs/0": 3, "tw.logs/1": 3}
+
+
+class Flooded(Shelf):
+    """Its partitions hold different numbers of log events, and each fetch brings as many as may be; codes are on the topic for events."""
+
+    def __init__(self, held: dict[TopicPartition, int]) -> None:
+        super().__init__(*held, held=0)
+        self.ends = held
+
+    async def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: self.ends[place] for place in places}
+
+    async def getmany(self, *places: TopicPartition, max_records: int, **_: Any) -> dict[TopicPartition, list[Any]]:
+        for place in places:
+            first = self.at[place]
+            if last := min(self.ends[place], first + max_records) - first:
+                self.at[place] = first + last
+                return {place: [told(place, offset) for offset in range(first, first + last)]}
+        return {}
+
+
+def told(place: TopicPartition, offset: int) -> SimpleNamespace:
+    code = "worker_exit:-9" if place.topic == EVENT.topic else ""
+    node = f"n{place.partition}"
+    value = encode(LogEvent(node=node, seq=offset, boot_id=place.topic, observed_at_ns=1, code=code, line="a line"))
+    return SimpleNamespace(
+        topic=place.topic, partition=place.partition, offset=offset, key=b"", value=value, timestamp=0
+    )
+
+
+@pytest.mark.parametrize("unit", [None, units()[0]])
+def test_an_event_behind_a_flood_of_lines_is_in_the_next_frame(
+    config: Config, unit: Unit | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flood came first, lies in more places, and is not read to its end for many cuts."""
+    monkeypatch.setitem(PER_CUT, "tw.logs", 100)
+    made, shelf = service(config, unit), Flooded({**dict.fromkeys(LOGS, 5000), EVENT: 1})
+    made._portions.renew()
+    asyncio.run(made._read(shelf, wait_ms=0))
+    made._stage.cut(1)
+    positions = made._stage.positions
+    assert positions["tw.events/0"] == 1, "it waits behind the lines"
+    assert sum(positions[f"tw.logs/{place.partition}"] for place in LOGS) == 100
+
+
+def test_of_a_flood_of_events_a_cut_takes_so_many_and_each_partition_has_its_turn(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PER_CUT, "tw.events", 100)
+    quiet = TopicPartition("tw.events", 1)
+    made, shelf = service(config), Flooded({EVENT: 5000, quiet: 2, LOGS[0]: 30})
+    for number in (1, 2):
+        made._portions.renew()
+        asyncio.run(made._read(shelf, wait_ms=0))
+        made._stage.cut(number)
+        assert made._stage.positions["tw.events/1"] == 2
+        assert made._stage.positions["tw.logs/0"] == 30
+        assert made._stage.positions["tw.events/0"] == 100 * number - 2
+
+
+class Clerk(Shelf):
+    """Stores the positions of its own partitions only, as the client does."""
+
+    stored: ClassVar[dict[TopicPartition, int]] = {}
+
+    async def commit(self, positions: dict[TopicPartition, int]) -> None:
+        assert positions.keys() <= self.at.keys(), "not assigned"
+        self.stored.update(positions)
+
+
+def test_what_a_newer_build_read_besides_keeps_no_position_from_being_stored(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a roll back positions of a topic that only the newer build reads are part of the state."""
+    monkeypatch.setattr(Clerk, "stored", {})
+    made, shelf = service(config), Clerk(*LOGS, held=3)
+    made._stage.pipeline.aligner.positions = {"tw.logs/0": 2, "tw.of-the-future/0": 7}
+    asyncio.run(made._commit(shelf))
+    assert shelf.stored == {LOGS[0]: 2}

@@ -182,6 +182,44 @@ def test_records_of_collectors_of_other_versions(skew: Callable[[bytes], bytes],
     assert all(reason in letter.reason for letter in letters)
 
 
+def exit_of(node: str, seq: int, at_ns: int) -> LogEvent:
+    return LogEvent(
+        node=node,
+        boot_id="b",
+        seq=seq,
+        observed_at_ns=at_ns,
+        code="xid:79",
+        severity="critical",
+        line="fell off the bus",
+    )
+
+
+def test_events_of_older_collectors_count_where_they_always_were() -> None:
+    """Before there was a topic of their own they came with the lines: of both builds each counts once."""
+    clock = SimulatedClock(SPEC.start_ns)
+    bus = MemoryBus(clock)
+    worker = BusWorker(CONFIG, bus, clock)
+    publisher = bus.publisher()
+    for topic, node in (("tw.logs", "older"), ("tw.events", "newer")):
+        for _ in range(2):
+            publisher.publish(topic, node.encode(), encode(exit_of(node, 1, SPEC.start_ns)))
+    clock.advance_ns(2 * NS_PER_S)
+    frames = [result.frame for result in worker.step() if result.frame is not None]
+    assert sorted(event.node for frame in frames for event in frame.logs) == ["newer", "older"]
+    assert not read_all(bus, "tw.dead")
+
+
+def test_a_worker_that_takes_an_older_one_over_reads_the_events_that_nobody_read() -> None:
+    """Neither snapshot nor cuts of the older one speak of their topic: the cuts are repeated without, and then all of it is read."""
+    upgrade = Upgrade(SNAPSHOT)
+    upgrade.bus.publisher().publish("tw.events", b"x", encode(exit_of("x", 1, upgrade.clock.now_ns())))
+    [place] = [f"tw.events/{n}" for n, log in enumerate(upgrade.bus.partitions("tw.events")) if log]
+    upgrade.run(4)
+    cuts = [cut for cut in upgrade.on("tw.cuts") if isinstance(cut, FrameCut)]
+    assert [cut.positions.get(place, 0) for cut in cuts] == [0] * len(CUTS) + [1] * 4
+    assert [v.entity.name for v in upgrade.on("tw.verdicts") if v.kind == "fatal_code"] == ["x"]
+
+
 def test_an_older_snapshot_record_lacks_nothing_that_is_needed() -> None:
     assert all(isinstance(decode(value), StateSnapshot) for value in SNAPSHOT)
     assert isinstance(decode(CUTS[-1]), FrameCut)

@@ -32,7 +32,7 @@ from kafka.structs import TopicPartition
 
 from trainwarden.bus.base import FailureHandler
 from trainwarden.bus.produce import ALL_REPLICAS, INT, Answer, Place, Waiting, answers_of, batch_of, request, version_of
-from trainwarden.errors import BusError, UnavailableError
+from trainwarden.errors import BusError, NoTopicError, UnavailableError
 
 OLDEST_BROKER = (0, 11)
 LARGEST_BYTES = 1024 * 1024
@@ -228,7 +228,7 @@ class SoloPublisher:
             self._wait(cluster.add_topic(topic), end_s)
         found = cluster.partitions_for_topic(topic)
         if not found:
-            raise BusError(f"topic {topic} does not exist: run `trainwarden topics` first")
+            raise NoTopicError(topic)
         return sorted(found)
 
     # --- there and back -------------------------------------------------------------------------------------------------------

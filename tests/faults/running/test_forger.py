@@ -30,7 +30,7 @@ def test_a_forger_moves_nobody(play: Theatre) -> None:
             dire = LogEvent(cluster="demo", source="kernel", severity="critical", code=code, line=code, job=report.job,
                             attempt=attempt, rank=report.rank, **header)  # type: ignore[arg-type]  # fmt: skip
             for topic, record in (
-                ("tw.logs", dire),
+                ("tw.events", dire),
                 ("tw.steps", replace(report, rows=slow, attempt=attempt, **header)),
                 ("tw.ticks", Tick(cluster="demo", **header)),  # type: ignore[arg-type]
             ):

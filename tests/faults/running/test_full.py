@@ -86,7 +86,7 @@ def test_a_full_disk_under_the_spool_stops_nothing(play: Theatre) -> None:
         (spool / "ballast").unlink()
     play.cluster.start_collector(1)
     play.drained()
-    play.assert_no_gaps("tw.steps", StepReport)
+    play.assert_no_gaps(StepReport)
 
 
 def test_a_full_disk_under_the_store_loses_no_row(play: Theatre) -> None:

@@ -49,7 +49,9 @@ def unreadable(topic: str) -> dict[str, bytes]:
     """Bytes that are no record of this topic."""
     whole = encode(Tick(cluster="poison", node="n0", blocks=(Block("host", "c", ("a",), b"\0" * 8),)))
     fields = msgspec.msgpack.decode(whole)
-    wrong: Record = LogEvent(cluster="poison") if topic != topics.LOGS.name else Tick(cluster="poison")
+    wrong: Record = (
+        LogEvent(cluster="poison") if topic not in (topics.EVENTS.name, topics.LOGS.name) else Tick(cluster="poison")
+    )
     found = {
         "random bytes": random.Random(topic).randbytes(64),
         "truncated": whole[:-5],
@@ -90,6 +92,7 @@ def impossible() -> dict[str, tuple[str, Record]]:
         ),
         "steps of nobody": ("tw.steps", StepReport(observed_at_ns=now_ns, rows=(row,), **header)),
         "log without time": ("tw.logs", LogEvent(node="p8", observed_at_ns=-1, repeat=-1, severity="?", code="xid:", rank=-2, **header)),
+        "event without time": ("tw.events", LogEvent(node="p9", observed_at_ns=-1, severity="?", code="xid:", rank=-2, **header)),
         "topology of nothing": ("tw.topology", TopologyEvent(entity="", valid_from_ns=-1, ranks=((-1, "", ""),), **header)),
         "topology of a cow": ("tw.topology", TopologyEvent(entity="cow:berta", origin="moon", **header)),
         "verdict of nothing": (

@@ -13,7 +13,7 @@ from trainwarden.records import ActionResult, Incident, LogEvent, Plan, StepRepo
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TOPICS = ("tw.ticks", "tw.steps", "tw.logs", "tw.verdicts", "tw.incidents", "tw.actions")
+TOPICS = ("tw.ticks", "tw.steps", "tw.events", "tw.logs", "tw.verdicts", "tw.incidents", "tw.actions")
 FAMILIES = ("host", "process", "nic", "mesh")
 COMPACTED = ("incident_revisions",)
 OURS = "WHERE cluster = 'demo'"
