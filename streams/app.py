@@ -58,9 +58,7 @@ from trainwarden.topics import (
     ACTIONS,
     CUTS,
     DEAD,
-    EVENTS,
     INCIDENTS,
-    LOGS,
     RAW,
     STATE,
     SUMMARIES,
@@ -420,11 +418,7 @@ class RawService:
         self._stage.note_lag(unread)
         for topic, records in unread.items():
             self._metrics.set("tw_lag_records", records, topic=topic)
-        now_ms = self._clock.now_ns() / NS_PER_MS
-        self._metrics.set(
-            "tw_event_age_seconds", self._portions.age_s(EVENTS.name, unread.get(EVENTS.name, 0) > 0, now_ms)
-        )
-        self._metrics.set("tw_log_age_seconds", self._portions.age_s(LOGS.name, unread.get(LOGS.name, 0) > 0, now_ms))
+        self._portions.note_ages(unread, self._clock.now_ns() / NS_PER_MS, self._metrics)
 
     async def _commit(self, consumer: Any) -> None:
         """For lag monitors only: the truth about positions is in the snapshot and the cuts."""

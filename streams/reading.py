@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from trainwarden.bus import Message
 from trainwarden.bus.security import security_of
 from trainwarden.config import Config
 from trainwarden.errors import ConfigError
+from trainwarden.selfmetrics import MetricName, Metrics
 from trainwarden.topics import EVENTS, LOGS
 
 SILENCE_MS = 150
@@ -20,6 +21,8 @@ READ_RECORDS = 5000
 """So much is taken at once, at most."""
 PER_CUT = {EVENTS.name: 10_000, LOGS.name: 10_000}
 """Of these so many at most, in this order; cuts come four times a second."""
+
+AGES: dict[str, MetricName] = {EVENTS.name: "tw_event_age_seconds", LOGS.name: "tw_log_age_seconds"}
 
 
 @dataclass
@@ -60,6 +63,11 @@ class Portions:
         if ration.waits_since_ms is None:
             ration.waits_since_ms = now_ms
         return max(0.0, now_ms - max(ration.told_ms, ration.waits_since_ms)) / 1000
+
+    def note_ages(self, unread: Mapping[str, int], now_ms: float, metrics: Metrics) -> None:
+        """Say how far behind each is, by how many records of it lie unread."""
+        for topic, name in AGES.items():
+            metrics.set(name, self.age_s(topic, unread.get(topic, 0) > 0, now_ms))
 
     def wanted(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Of these places those of which something may be taken before the next cut."""

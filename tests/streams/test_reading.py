@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaConnectionError
 from streams import reading
 from streams.reading import Portions
 from trainwarden.bus import Message
+from trainwarden.selfmetrics import Metrics
 
 TICKS = [TopicPartition("tw.ticks", number) for number in range(2)]
 EVENTS = [TopicPartition("tw.events", number) for number in range(2)]
@@ -85,6 +86,9 @@ def test_events_do_not_wait_for_lines_nor_ticks_for_events(monkeypatch: pytest.M
     assert portions.wanted([*TICKS, *EVENTS, *LOGS]) == [*TICKS, *LOGS]
     assert portions.age_s("tw.events", True, 5000.0) == portions.age_s("tw.logs", False, 5000.0) == 0.0
     assert portions.age_s("tw.events", True, 7000.0) == 2.0
+    metrics = Metrics("worker")
+    portions.note_ages({"tw.events": 5, "tw.ticks": 9}, 7500.0, metrics)
+    assert [metrics.value(name) for name in reading.AGES.values()] == [2.5, 0.0]
     portions.renew()
     assert of(asyncio.run(taken(portions, held, EVENTS)), EVENTS[0]) == 1000
 
