@@ -264,7 +264,7 @@ class Aligner:
         record = placed.record
         if isinstance(record, (Catalog, TopologyEvent)):
             return False
-        # a node numbers its events and lines in one row, and lines may come minutes later: a hole of the one is filled by the other
+        # events and lines of a node are numbered in one row, and lines may come minutes later: looked at together they would be old holes
         kind = type(record).__name__ if placed.topic != EVENTS.name else EVENTS.name
         if self._seen.first_time(kind, record):
             return True
