@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "held_out_kinds": SPLITS["held_out_kinds"],
         "card": weights.load(args.model).card,
         "split": args.split,
+        "groups": args.groups or list(scenarios.GROUPS),
         "tune_seeds": args.tune_seeds,
     }
     found: dict[str, Any] = {}
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for size in (int(word) for word in args.sizes.split(",")):
         for number, seed in enumerate(args.seeds):
             chosen = [name for name in wanted if number < args.ablation_seeds or name in ("ours", *bench.floors)]
-            parts.add(sheets, bench.of(scenario(args.split, size, seed, slowdowns), chosen))
+            parts.add(sheets, bench.of(scenario(args.split, size, seed, slowdowns, args.groups), chosen))
             done.setdefault(str(size), []).append(seed)
             found = report.tables(sheets) | {"setting": {**setting, "seeds": done}}
             report.keep(found, args.json)
@@ -120,6 +121,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--split", default="test", choices=("test", "tune", "train"), help="test once, after all tuning"
     )
     parser.add_argument("--slowdown", default="", help="slowdowns to draw from, default 1.02,1.05,1.1,1.2,1.5,2")
+    parser.add_argument("--groups", default="", help=f"only slots of these: {', '.join(scenarios.GROUPS)}")
     parser.add_argument("--methods", default="", help="comma-separated; default all")
     parser.add_argument("--cache", type=Path, default=None, help="directory in which played scenarios are kept")
     parser.add_argument(
@@ -140,6 +142,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.seeds = [int(word) for word in args.only.split(",")]
         if not set(args.seeds) <= set(every):
             parser.error(f"--only {args.only}: expected seeds of the split {args.split}, which are {every}")
+    args.groups = [word for word in args.groups.split(",") if word]
+    if not set(args.groups) <= set(scenarios.GROUPS):
+        parser.error(f"--groups {','.join(args.groups)}: expected some of {', '.join(scenarios.GROUPS)}")
     args.tune_seeds = args.tune_seeds or (2 if args.quick else len(SPLITS["tune"]["seeds"]))
     return args
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.relation.scenarios import GROUPS
 from benchmarks.relation.score import Sheet
 
-GROUPS = ("node", "subnet", "two", "nobody")
 MOST_ENUMERATED = 18
 DRAWN = 200_000
 Sheets = Mapping[tuple[str, int], Sheet]

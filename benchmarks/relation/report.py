@@ -17,6 +17,7 @@ COLUMNS = (
     "node_exact",
     "subnet_exact",
     "two_exact",
+    "unequal_exact",
     "nobody_isolated",
     "per_1000_node_days",
     "delay_p50_s",
@@ -36,7 +37,7 @@ def tables(sheets: dict[tuple[str, int], Sheet]) -> dict[str, Any]:
             "per_1000_node_days": 1000 * sheet.false_isolations / max(sheet.node_days, 1e-9),
             "round_ms": 1000 * sheet.seconds / max(sheet.rounds, 1),
         }  # fmt: skip
-        by_kind[key] = _split(sheet.slots, lambda m: "+".join(m.slot.kinds) if m.slot.group != "two" else "two at once")
+        by_kind[key] = _split(sheet.slots, _kind)
         by_slowdown[key] = _split([m for m in sheet.slots if m.slot.truth], lambda m: f"{m.slot.slowdown:g}")
     return {"overall": overall, "by_kind": by_kind, "by_slowdown": by_slowdown, "against": against(sheets),
             "reliability": {f"{m}|{size}": reliability(sheet.stated) for (m, size), sheet in sheets.items() if sheet.stated}}  # fmt: skip
@@ -57,6 +58,12 @@ def keep(found: dict[str, Any], path: Path) -> None:
     """Write the JSON: after every seed, so that an interrupted run is worth what it has done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _kind(mark: Marked) -> str:
+    return {"two": "two at once", "unequal": f"unequal groups, {mark.slot.kinds[-1]}"}.get(
+        mark.slot.group, "+".join(mark.slot.kinds)
+    )
 
 
 def _split(marks: list[Marked], key: Any) -> dict[str, dict[str, float]]:

@@ -2,7 +2,8 @@
 
 A run has slots, each with one fault (or two, or slow work with no bad node) per job. Magnitudes follow from the slowdown asked for:
 what slows computing takes about 85 % of a step, what slows the network the job's share of reduction. At least half of all slow
-slots have no bad node and no sick sub-network.
+slots but the last have no bad node and no sick sub-network. The last slot of every run is a fault in unequal groups: a stage, some
+sequences or some experts become longer by design, and at the same moment a node or a sub-network becomes sick.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ COMPUTE_SHARE = 0.85
 SLOWDOWNS = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0)
 SIZES = (128, 1024, 4096)
 JOBS_AT_ONCE = {128: 4, 1024: 1, 4096: 1}
-SLOTS = {128: 3, 1024: 3, 4096: 3}
+SLOTS = {128: 4, 1024: 4, 4096: 4}
+UNEQUAL_STREAM = 1
+"""The last slot is drawn from a stream of its own: the others are what they were before there was one."""
 EVERYWHERE = ("rail_degraded", "fabric_congestion")
 """These strike all jobs of a cluster: where there are several, only the first draws them, so that two do not overlap."""
+UNEQUAL = ("stage_imbalance", "length_imbalance", "expert_imbalance")
+"""By design some do more than others."""
+GROUPS = ("node", "subnet", "two", "unequal", "nobody")
 NAMES = ("dense", "pipeline", "moe", "longseq", "ddp", "recsys")
 
 
@@ -64,9 +70,12 @@ class Scenario:
         return f"{self.split}-{self.size}-{self.seed}-{zlib.crc32(self.faults.encode()):08x}"
 
 
-def scenario(split: str, size: int, seed: int, slowdowns: Sequence[float] = SLOWDOWNS) -> Scenario:
-    """The run of a seed."""
+def scenario(
+    split: str, size: int, seed: int, slowdowns: Sequence[float] = SLOWDOWNS, groups: Sequence[str] = ()
+) -> Scenario:
+    """The run of a seed; with `groups`, another one in which all slots are of these."""
     stream = np.random.default_rng((seed, size))
+    last = np.random.default_rng((seed, size, UNEQUAL_STREAM))
     count = JOBS_AT_ONCE[size]
     turn = seed % len(NAMES)
     profiles = tuple(NAMES[(turn + i) % len(NAMES)] for i in range(count))
@@ -77,9 +86,11 @@ def scenario(split: str, size: int, seed: int, slowdowns: Sequence[float] = SLOW
     for number in range(SLOTS[size]):
         start_s = timing["first_s"] + number * (timing["lasts_s"] + timing["gap_s"])
         for job, profile in enumerate(profiles):
-            group = _group(stream, number + job + seed)
-            slowdown = float(slowdowns[int(stream.integers(len(slowdowns)))])
-            made = _slot(stream, layout, kinds, group, job, size, profile, slowdown, start_s, float(timing["lasts_s"]))
+            ends = number == SLOTS[size] - 1 and not groups
+            drawn = last if ends else stream
+            group = "unequal" if ends else _group(stream, number + job + seed, groups)
+            slowdown = float(slowdowns[int(drawn.integers(len(slowdowns)))])
+            made = _slot(drawn, layout, kinds, group, job, size, profile, slowdown, start_s, float(timing["lasts_s"]))
             slots.append(made[0])
             items += made[1]
     length_s = timing["first_s"] + SLOTS[size] * (timing["lasts_s"] + timing["gap_s"])
@@ -93,8 +104,10 @@ def allowed(split: str) -> dict[str, list[str]]:
     return {group: [k for k in names if split == "test" or k not in held] for group, names in SPLITS["kinds"].items()}
 
 
-def _group(stream: np.random.Generator, turn: int) -> str:
-    """Half of the slots have no bad node; the rest are nodes, sub-networks, and two at once."""
+def _group(stream: np.random.Generator, turn: int, groups: Sequence[str]) -> str:
+    """Half of the slots have no bad node; the rest are nodes, sub-networks, and two at once. Or one of `groups`."""
+    if groups:
+        return str(stream.choice(tuple(groups)))
     if turn % 2:
         return "nobody"
     return str(stream.choice(("node", "node", "subnet", "subnet", "two")))
@@ -104,12 +117,14 @@ def _slot(
     stream: np.random.Generator, layout: Layout, kinds: dict[str, list[str]], group: str, job: int, size: int, profile: str,
     slowdown: float, start_s: float, lasts_s: float,
 ) -> tuple[Slot, list[str]]:  # fmt: skip
-    wanted = ["node", str(stream.choice(("node", "subnet")))] if group == "two" else [group]
+    first = {"two": "node", "unequal": "nobody"}.get(group, group)
+    wanted = [first, str(stream.choice(("node", "subnet")))] if group in ("two", "unequal") else [first]
     chosen: list[str] = []
     truth: list[tuple[str, str]] = []
     items: list[str] = []
     for each in wanted:
         fitting = [k for k in kinds[each] if _suits(k, profile) and k not in chosen and not (job and k in EVERYWHERE)]
+        fitting = [k for k in fitting if group != "unequal" or each != "nobody" or k in UNEQUAL]
         kind = str(stream.choice(fitting))
         target, answer = _target(stream, layout, kind, job, size, profile)
         chosen.append(kind)

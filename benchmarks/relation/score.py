@@ -135,7 +135,7 @@ def figures(marks: Sequence[Marked]) -> dict[str, float]:
     delays = [d for m in marks for d in m.delay_s if m.slot.group in ("node", "subnet")]
     found = {"slots": float(len(marks)), "node_f1": f1, "node_precision": precision,
              "node_recall": recall, "delay_p50_s": _quantile(delays, 0.5), "delay_p95_s": _quantile(delays, 0.95)}  # fmt: skip
-    for group in ("node", "subnet", "two"):
+    for group in ("node", "subnet", "two", "unequal"):
         mine = [m.exact for m in marks if m.slot.group == group]
         found[f"{group}_exact"] = float(np.mean(mine)) if mine else float("nan")
     calm = [m.wrong_nodes > 0 for m in marks if m.slot.group == "nobody"]

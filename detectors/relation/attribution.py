@@ -27,6 +27,8 @@ KINDS = ("node", "port", "leaf", "rail", "rack", "pdu", "zone")
 SLOW = (LOCAL, DATA, OWN)
 AROUND = (CLOCK, TEMP, INLET, POWER, CPU)
 """What explains why a node is slow, and is no slowness by itself."""
+EXPLAINED = (CLOCK, CPU)
+"""What makes a node slow by itself. Who is late for such a reason is no part of a job's restlessness, and need not stand out from it."""
 SHARED = (LOCAL, CLOCK, TEMP, INLET, POWER)
 SUSPECT = 1.5
 DISTINCT = 3.0
@@ -36,6 +38,8 @@ COMMON_SHIFT = 1.0
 STEADY, BORNE_OUT = 4, 2.0
 """Rounds over which gains of nodes are averaged; such a mean counts up to so many times what the node gains now (for what another cause
 explains is gone from that), and where step clocks say now that the node is late: who only computes more is restless and not slow."""
+CROWDED = 1.5
+"""Restless is a job at least as much as the third of its nodes stands out now, so many times: two may be sick at once."""
 MOST_CAUSES = 4
 LEAST_MEMBERS = 3
 SHARE = 0.6
@@ -149,17 +153,25 @@ def node_gains(node: F32) -> F32:
     return np.asarray(slow + np.minimum(around, slow), dtype=np.float32)
 
 
+def unexplained(node: F32) -> F32:
+    """Share of each node's slowness for which its clock or processor give no reason."""
+    slow = 0.5 * np.square(np.maximum(node[list(SLOW)], 0.0)).sum(axis=0)
+    reason = 0.5 * np.square(np.maximum(node[list(EXPLAINED)], 0.0)).sum(axis=0)
+    return np.asarray(1.0 - np.minimum(reason, slow) / np.maximum(slow, 1e-6), dtype=np.float32)
+
+
 def borne_out(steady: F32, gains: F32) -> F32:
     """Means of gains, as far as the gains of now bear them out."""
     return np.asarray(np.minimum(steady, np.float32(BORNE_OUT) * gains))
 
 
 def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F32 | None) -> _Part:
-    now = node_gains(left.node)
-    alone = gains = now - prices["node"]
+    now, beyond = node_gains(left.node), unexplained(left.node)
+    alone = gains = now - prices["node"] - beyond * max(prices.get("restless", 0.0), CROWDED * third(now * beyond))
     if steady is not None:
         late = left.node[[LOCAL, DATA]].max(axis=0) > SUSPECT
-        gains = np.maximum(alone, np.where(late, borne_out(steady, now), np.float32(0.0)) - prices["steady"])
+        price = prices["steady"] + beyond * max(prices.get("restless_steady", 0.0), CROWDED * third(steady * beyond))
+        gains = np.maximum(alone, np.where(late, borne_out(steady, now), np.float32(0.0)) - price)
 
     def causes() -> Iterator[Cause]:
         names = ("local", "data", "own", "clock", "temp", "inlet", "power", "cpu")
@@ -170,6 +182,11 @@ def _nodes(left: Evidence, graph: Graph, prices: Mapping[str, float], steady: F3
             yield Cause("node", graph.nodes[node], (node,), -1, float(gains[node]), shown, rounds)
 
     return _Part(gains, causes)
+
+
+def third(values: F32) -> float:
+    """The third largest, 0 of fewer."""
+    return float(np.partition(values, -3)[-3]) if len(values) > 2 else 0.0
 
 
 def port_gains(port: F32) -> F32:

@@ -197,16 +197,30 @@ def apart(local: Array, peers: Groups) -> NDArray[np.bool_]:
 
 
 def of_some_effect(node: F32, effect: list[Array]) -> F32:
-    """Evidence (or sums) without that of channels whose middle effect over the last rounds is too small to matter; and who is not late
-    beside those who do the same work is not slow, however much it seems to compute."""
+    """Evidence (or sums) without that of channels whose effect is too small to matter, both in the middle of the last rounds and in each
+    of the last two; and who is not late beside those who do the same work is not slow, however much it seems to compute."""
     if not effect:
         return node
-    middle = middle_effect(effect)
     found = node.copy()
-    enough = middle[:EFFECTS] >= LEAST_EFFECT[:, None]
-    enough[OWN] &= middle[LATE] >= LEAST_EFFECT[LOCAL]
+    enough = _enough(middle_effect(effect)) | _enough(last_effect(effect))
     found[:EFFECTS] = np.where(enough, node[:EFFECTS], np.minimum(node[:EFFECTS], 0.0))
     return found
+
+
+def _enough(effect: F32) -> NDArray[np.bool_]:
+    enough = effect[:EFFECTS] >= LEAST_EFFECT[:, None]
+    enough[OWN] &= effect[LATE] >= LEAST_EFFECT[LOCAL]
+    return np.asarray(enough)
+
+
+def last_effect(effect: list[Array]) -> F32:
+    """Effects × nodes: the smaller of the last two that are known, 0 where there are not two: what began lately shows here before it is in
+    the middle, and a pause of one round does not."""
+    recent = np.stack(effect[-LONG:])
+    known = np.isfinite(recent)
+    after = np.cumsum(known[::-1], axis=0)[::-1]
+    least = np.where(known & (after <= 2), recent, np.inf).min(axis=0)
+    return np.where(after[0] >= 2, least, 0.0).astype(np.float32)
 
 
 def middle_effect(effect: list[Array]) -> F32:

@@ -12,12 +12,15 @@ from detectors.relation.judge import Evidence, Frozen
 from detectors.state import Array
 
 LASTING_ROUNDS, OF_ROUNDS = 2, 3
+AT_ONCE = 18.0
+"""A node that gains so much more than its price in one round is said at once: its evidence is of two rounds already, since it was late in
+both (`judge.of_some_effect`). Of ports and places a single round may be all."""
 RESTLESS, FIRST_RESTLESS, CALMING = 3.0, 6.0, 0.05
-"""What the most conspicuous node of a job gains while nobody is accused makes every accusation of a node dearer, so many times; taken
-for so much at first, and learnt at this pace: in a restless job somebody always stands out."""
-STEADY_RESTLESS, FIRST_STEADY_RESTLESS = 1.5, 8.0
-"""The same for means of gains, of the second most conspicuous node: the first may be the sick one, and must not make his own accusation
-dearer."""
+"""What the second most conspicuous node of a job gains while nobody is accused makes every accusation of a node dearer that no clock
+explains, so many times; taken for so much at first, and learnt at this pace: in a restless job somebody always stands out. The first may
+be the sick one, and must not make his own accusation dearer."""
+STEADY_RESTLESS, FIRST_STEADY_RESTLESS = 2.0, 8.0
+"""The same for means of gains."""
 GONE_ROUNDS = 6
 FREEZE = 6.0
 KEPT = 24
@@ -54,9 +57,9 @@ class Opinions(msgspec.Struct):
     lately: list[Array] = []
 
     def prices(self, prices: Mapping[str, float]) -> dict[str, float]:
-        """What causes cost in this job."""
+        """What causes cost in this job, and what a node pays on top of it for how restless the job is."""
         node, steady = RESTLESS * self.restless, STEADY_RESTLESS * self.restless_steady
-        return {**prices, "node": prices["node"] + node, "steady": prices["steady"] + steady}
+        return {**prices, "restless": node, "restless_steady": steady}
 
     def steady(self, node: Array) -> Array:
         """Take in a round's evidence of nodes: the mean gain of each over the last rounds, 0 while they are too few. Healthy imbalance
@@ -69,16 +72,15 @@ class Opinions(msgspec.Struct):
         """How much innocents of this job stand out: from what was taken in last, where it led to no cause."""
         if found or self.held or not self.lately:
             return
-        self.restless += CALMING * (float(self.lately[-1].max(initial=0.0)) - self.restless)
+        self.restless += CALMING * (_second(self.lately[-1]) - self.restless)
         if len(self.lately) == STEADY:
-            second = float(np.sort(np.mean(self.lately, axis=0))[-2:][0])
-            self.restless_steady += CALMING * (second - self.restless_steady)
+            self.restless_steady += CALMING * (_second(np.mean(self.lately, axis=0)) - self.restless_steady)
 
     def take(self, causes: list[Cause], at_ns: int) -> tuple[list[tuple[Opinion, Cause]], list[Opinion]]:
         """Causes of a round → opinions with their cause of this round that now stand, and those that are over."""
         self.rounds += 1
         standing = []
-        for cause in causes:
+        for cause in self._without_remains(causes):
             opinion = self.held.setdefault(
                 "|".join(cause.key), Opinion(*cause.key, list(cause.members), cause.rail, at_ns)
             )
@@ -86,7 +88,8 @@ class Opinions(msgspec.Struct):
                 [*opinion.seen, self.rounds][-KEPT:],
                 [*opinion.gains, round(cause.gain, 3)][-KEPT:],
             )
-            if opinion.said or sum(self.rounds - seen < OF_ROUNDS for seen in opinion.seen) >= LASTING_ROUNDS:
+            lasts = sum(self.rounds - seen < OF_ROUNDS for seen in opinion.seen) >= LASTING_ROUNDS
+            if opinion.said or lasts or (cause.kind == "node" and cause.gain >= AT_ONCE):
                 opinion.channels = opinion.channels if opinion.said else list(cause.channels)
                 opinion.said = True
                 standing.append((opinion, cause))
@@ -98,6 +101,21 @@ class Opinions(msgspec.Struct):
         for key in over:
             del self.held[key]
         return standing, [opinion for opinion in over.values() if opinion.said]
+
+    def _without_remains(self, causes: list[Cause]) -> list[Cause]:
+        """Causes of a round without what a shared cause leaves behind: when it ends, windows are still full of it, not in all its members
+        alike, and those with most would be accused. Who was accused before stays so."""
+        found = {cause.key for cause in causes}
+        over = [
+            set(opinion.members)
+            for opinion in self.held.values()
+            if opinion.said and len(opinion.members) > 1 and (opinion.kind, opinion.name) not in found
+        ]
+        return [
+            cause
+            for cause in causes
+            if "|".join(cause.key) in self.held or not any(members.issuperset(cause.members) for members in over)
+        ]
 
     def frozen(self, evidence: Evidence | None, nodes: int) -> Frozen:
         """Nodes and ports whose past is not learnt now: accused, or well on the way to it."""
@@ -111,3 +129,7 @@ class Opinions(msgspec.Struct):
             else:
                 whole[opinion.members] = True
         return whole, ports
+
+
+def _second(values: Array) -> float:
+    return float(np.sort(values)[-2:][0]) if len(values) else 0.0

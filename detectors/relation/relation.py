@@ -110,7 +110,7 @@ class RelationDetector(Detector):
 
     name = "relation"
     kinds = ("compute_slow", "data_slow", "link_slow", "subnet_slow", "shared_slow")
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     false_alarms_per_node_day: ClassVar[float] = 0.2
     Settings = RelationSettings
     settings: RelationSettings

@@ -96,8 +96,8 @@ def test_a_node_and_a_switch_at_once() -> None:
 
 def test_candidates_have_probabilities_that_add_up() -> None:
     found = calm()
-    found.node[LOCAL, 30] = 5.8
-    found.node[LOCAL, 31] = 5.7
+    found.node[LOCAL, 30] = 8.0
+    found.node[LOCAL, 31] = 7.9
     first = attribute(found, GRAPH, PRICES, RAILS)[0]
     assert first.key == ("node", "n030")
     assert first.probability + sum(p for *_, p in first.others) == pytest.approx(1.0, abs=1e-3)
@@ -106,7 +106,7 @@ def test_candidates_have_probabilities_that_add_up() -> None:
 
 def test_an_opinion_needs_two_rounds_and_ends_after_six() -> None:
     found = calm()
-    found.node[LOCAL, 42] = 9.0
+    found.node[LOCAL, 42] = 7.0
     causes = attribute(found, GRAPH, PRICES, RAILS)
     opinions = Opinions()
     assert opinions.take(causes, 1) == ([], [])

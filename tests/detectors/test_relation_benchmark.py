@@ -8,8 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.relation.__main__ import _arguments
 from benchmarks.relation.episodes import Played, play
-from benchmarks.relation.scenarios import SIZES, SPLITS, Scenario, Slot, allowed, magnitude, scenario
+from benchmarks.relation.scenarios import (
+    GROUPS,
+    JOBS_AT_ONCE,
+    SIZES,
+    SLOTS,
+    SPLITS,
+    UNEQUAL,
+    Scenario,
+    Slot,
+    allowed,
+    magnitude,
+    scenario,
+)
 from benchmarks.relation.score import Sheet, answers_at, calm_scores, figures
 from collectors.simulated.faults import kinds
 from detectors.relation.floors.base import named, registry, steady
@@ -32,11 +45,32 @@ def test_seeds_and_kinds_held_out_are_in_no_lesson() -> None:
 def test_half_of_all_slow_slots_have_no_bad_node_and_every_kind_comes() -> None:
     slots = [slot for size in SIZES for seed in SPLITS["test"]["seeds"] for slot in scenario("test", size, seed).slots]
     calm = [slot for slot in slots if not slot.truth]
-    assert 2 * len(calm) >= len(slots)
+    assert 2 * len(calm) >= sum(slot.group != "unequal" for slot in slots)
     assert {kind for slot in slots for kind in slot.kinds} == {
         kind for names in SPLITS["kinds"].values() for kind in names
     }
-    assert {slot.group for slot in slots} == {"node", "subnet", "two", "nobody"}
+    assert {slot.group for slot in slots} == set(GROUPS)
+
+
+def test_the_last_slot_is_a_fault_in_unequal_groups_with_the_fault_alone_as_the_answer() -> None:
+    runs = [scenario("test", 128, seed) for seed in SPLITS["test"]["seeds"]]
+    last = [slot for run in runs for slot in run.slots if slot.start_s == run.slots[-1].start_s]
+    assert len(last) == len(runs) * JOBS_AT_ONCE[128]
+    assert {slot.group for slot in last} == {"unequal"}
+    assert {slot.kinds[0] for slot in last} == set(UNEQUAL)
+    assert all(len(slot.truth) == 1 and slot.kinds[1] not in UNEQUAL for slot in last)
+
+
+def test_a_run_of_chosen_groups_has_no_others() -> None:
+    run = scenario("train", 1024, 2001, groups=("two",))
+    assert [slot.group for slot in run.slots] == ["two"] * SLOTS[1024]
+    assert run.name != scenario("train", 1024, 2001).name
+
+
+def test_a_group_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _arguments(["--groups", "three"])
+    assert "expected some of node, subnet, two, unequal, nobody" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [kind for names in SPLITS["kinds"].values() for kind in names])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detectors.relation.attribution import KINDS, STEADY, Cause, attribute, own_of_group
+from detectors.relation.attribution import KINDS, STEADY, Cause, attribute, node_gains, own_of_group
 from detectors.relation.conviction import convict, late_among_others, witnessed_node, witnessed_port
 from detectors.relation.features import CLOCK, DATA, ERRORS, LOCAL, MARKS, OWN, RTT, SPEED, Past, Round
 from detectors.relation.graph import Graph, Relation
 from detectors.relation.judge import LATE, LONG, Evidence
-from detectors.relation.opinions import FIRST_RESTLESS, RESTLESS, Opinions
+from detectors.relation.opinions import AT_ONCE, FIRST_RESTLESS, GONE_ROUNDS, RESTLESS, Opinions
 from detectors.state import decode_state, encode_state
 
 NODES, RAILS = 64, ("0", "1", "2", "3")
@@ -119,12 +119,58 @@ def test_accusing_is_dearer_where_somebody_always_stands_out() -> None:
     for _ in range(100):
         calm.steady(nothing().node)
         calm.learn(False)
-        restless.steady(slow(3).node)
+        restless.steady(slow(3, 4).node)
         restless.learn(False)
-    assert Opinions().prices(PRICES)["node"] == 12.0 + RESTLESS * FIRST_RESTLESS
-    assert calm.prices(PRICES)["node"] < 13.0
-    assert restless.prices(PRICES)["node"] > 100.0
-    assert restless.prices(PRICES)["port"] == 12.0
+    assert Opinions().prices(PRICES)["restless"] == RESTLESS * FIRST_RESTLESS
+    assert calm.prices(PRICES)["restless"] < 1.0
+    assert restless.prices(PRICES)["restless"] > 100.0
+    assert {kind: restless.prices(PRICES)[kind] for kind in PRICES} == PRICES
+
+
+def test_in_a_restless_job_a_node_is_named_whose_clock_says_why() -> None:
+    prices = {**PRICES, "restless": 60.0}
+    late, why = slow(9, witness=False), slow(9, witness=False)
+    why.node[CLOCK, 9] = 9.0
+    assert attribute(late, GRAPH, prices, RAILS) == []
+    assert [c.key for c in attribute(why, GRAPH, prices, RAILS)] == [("node", "n09")]
+
+
+def test_a_crowd_that_stands_out_now_makes_a_job_restless_at_once_and_two_do_not() -> None:
+    two, crowd = slow(9, 30), slow(9, 30, 50)
+    assert {c.key for c in attribute(two, GRAPH, PRICES, RAILS)} == {("node", "n09"), ("node", "n30")}
+    assert attribute(crowd, GRAPH, PRICES, RAILS) == []
+    means = node_gains(crowd.node)
+    assert attribute(crowd, GRAPH, PRICES, RAILS, means) == [], "means of gains as well"
+
+
+def test_what_gains_much_more_than_its_price_is_said_at_once_and_a_port_is_not() -> None:
+    sure, port = attribute(slow(9), GRAPH, PRICES, RAILS), nothing()
+    port.port[[RTT, MARKS], 9, 1] = 9.0
+    assert [o.name for o, _ in Opinions().take(sure, 1)[0]] == ["n09"]
+    opinions, causes = Opinions(), attribute(port, GRAPH, PRICES, RAILS)
+    assert causes[0].gain > AT_ONCE
+    assert opinions.take(causes, 1)[0] == []
+    assert [o.name for o, _ in opinions.take(causes, 2)[0]] == ["n09/1"]
+
+
+def test_what_a_shared_cause_leaves_behind_is_no_cause_of_its_own() -> None:
+    rack = Cause("rack", "rack-1", tuple(range(8, 16)), -1, 50.0)
+    inside, outside = (Cause("node", f"n{i:02d}", (i,), -1, 30.0) for i in (9, 30))
+    opinions = Opinions()
+    for number in range(3):
+        opinions.take([rack], number)
+    assert [o.name for o, _ in opinions.take([inside, outside], 4)[0]] == ["n30"]
+    for number in range(GONE_ROUNDS):
+        opinions.take([], 5 + number)
+    assert [o.name for o, _ in opinions.take([inside], 20)[0]] == ["n09"], "a fault of its own, later"
+
+
+def test_who_was_accused_beside_a_shared_cause_stays_so_when_that_ends() -> None:
+    rack, inside = Cause("rack", "rack-1", tuple(range(8, 16)), -1, 50.0), Cause("node", "n09", (9,), -1, 30.0)
+    opinions = Opinions()
+    opinions.take([rack, inside], 1)
+    opinions.take([rack, inside], 2)
+    assert [o.name for o, _ in opinions.take([inside], 3)[0]] == ["n09"]
 
 
 def test_what_stands_out_while_somebody_is_accused_teaches_nothing() -> None:
@@ -155,7 +201,7 @@ def restless_job(opinions: Opinions, rounds: int, *, sick: int = -1) -> list[lis
 def test_who_is_sick_stays_so_while_healthy_imbalance_moves_around() -> None:
     opinions = Opinions()
     assert restless_job(opinions, 60) == [[]] * 60
-    assert opinions.prices(PRICES)["node"] > 40.0, "a single round's gain of 20 is nothing in this job"
+    assert opinions.prices(PRICES)["restless"] > 30.0, "a single round's gain of 20 is nothing in this job"
     blamed = restless_job(opinions, 8, sick=20)
     assert blamed[: STEADY - 1] == [[]] * (STEADY - 1)
     assert blamed[STEADY:] == [[("node", "n20")]] * (8 - STEADY)
@@ -186,7 +232,8 @@ def test_who_stands_out_alone_does_not_make_his_own_accusation_dearer() -> None:
     for _ in range(100):
         opinions.steady(slow(3).node)
         opinions.learn(False)
-    assert opinions.prices(PRICES)["steady"] < 13.0
+    assert opinions.prices(PRICES)["restless_steady"] < 1.0
+    assert opinions.prices(PRICES)["restless"] < 1.0
 
 
 def test_what_nodes_gained_lately_is_in_the_snapshot() -> None:

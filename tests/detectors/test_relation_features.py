@@ -17,7 +17,7 @@ from detectors.relation import features
 from detectors.relation.features import LOCAL, OWN, Past, Round
 from detectors.relation.gather import Gathered, channels
 from detectors.relation.groups import Groups
-from detectors.relation.judge import apart
+from detectors.relation.judge import apart, of_some_effect
 from detectors.relation.rows import Places
 from trainwarden.commands.simulated_rounds import graph_of_job, rounds_of
 from trainwarden.records import TopologyEvent
@@ -173,3 +173,20 @@ def test_a_tick_without_devices_drops_nothing_that_was_gathered() -> None:
     gathered.put_tick(whole.node, whole.gpu[:, :0], whole.port[:, :, :0])
     made = gathered.close(1, np.arange(NODES), NODES)
     assert made.port == pytest.approx(whole.port)
+
+
+@pytest.mark.parametrize(
+    ("late", "evident"),
+    [
+        ([0.0, 0.0, 0.0, 0.0, 0.1, 0.1], True),
+        ([0.0, 0.0, 0.1, np.nan, 0.1, np.nan], True),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.1], False),
+        ([0.0, 0.0, 0.1, 0.1, 0.1, 0.0], False),
+        ([0.1, 0.1, 0.1, 0.1, 0.1, 0.0], True),
+        ([0.0, np.nan, np.nan, np.nan, np.nan, 0.1], False),
+    ],
+)
+def test_what_is_late_for_two_rounds_counts_at_once_and_a_pause_does_not(late: list[float], evident: bool) -> None:
+    effect = [np.full((4, 1), value, dtype=np.float32) for value in late]
+    node = np.full((8, 1), 5.0, dtype=np.float32)
+    assert bool(of_some_effect(node, effect)[LOCAL, 0] > 0) is evident

@@ -278,7 +278,7 @@ def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
     run, prices not paid, except for how restless the job is."""
     import numpy as np
 
-    from detectors.relation.attribution import KINDS, borne_out, candidates, own_of_group
+    from detectors.relation.attribution import CROWDED, KINDS, borne_out, candidates, own_of_group, third, unexplained
     from detectors.relation.judge import Evidence, Judge, Sums
     from detectors.relation.opinions import Opinions
 
@@ -299,13 +299,15 @@ def _gains(run: Proof, made: Any) -> dict[str, list[float]]:
         # that step clocks say late is asked in service only: it is not to make the price lower
         mean = borne_out(opinions.steady(evidence.node), opinions.lately[-1])
         opinions.learn(False)
-        now = {cause.key: cause.gain for cause in candidates(evidence, graph, free, tuple(map(str, range(rails))))}
+        now = {cause.key: cause.gain for cause in candidates(evidence, graph, paid, tuple(map(str, range(rails))))}
         steady = {key: min(gain, before.get(key, 0.0)) for key, gain in now.items()}
         before = now
         for kind in KINDS:
             most = max((gain for key, gain in steady.items() if key[0] == kind), default=0.0)
-            found[kind].append(max(most - paid[kind], 0.0))
-        found["steady"].append(max(float(np.minimum(mean, lately).max()) - paid["steady"], 0.0))
+            found[kind].append(most)
+        beyond = unexplained(evidence.node)
+        mean -= beyond * max(paid["restless_steady"], CROWDED * third(mean * beyond))
+        found["steady"].append(max(float(np.minimum(mean, lately).max()), 0.0))
         lately = mean
     return found
 
