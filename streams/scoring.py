@@ -33,8 +33,9 @@ RIGHT_KINDS: dict[str, frozenset[str]] = {
     "fabric_slow": frozenset({"fabric_slow", "job_slow"}),
 }
 """What each injected fault must be called."""
-HARD_NEGATIVES = frozenset({"cpu_throttle_mild"})
-"""Faults too mild to matter: naming the node is right, saying nothing is right; isolating it, or accusing another, is wrong."""
+HARD_NEGATIVES = frozenset({"cpu_throttle_mild", "all_slow"})
+"""Faults too mild to matter, or of nobody in particular: naming the node (or the job) is right, saying nothing is right; isolating it, or
+accusing another, is wrong."""
 EARLY_NS = 2 * NS_PER_S
 GRACE_NS = 15 * NS_PER_S
 DRASTIC = frozenset({Verb.ISOLATE.value, Verb.RESTART.value})

@@ -162,7 +162,7 @@ def link_flap(scene: Scene) -> None:
 
 
 def slow_loader(scene: Scene) -> None:
-    kib = scene.rng.randrange(300, 700)
+    kib = scene.rng.randrange(200, 420)
     device = os.stat(scene.node.data).st_dev
     where = f"{os.major(device)}:{os.minor(device)}"
     with scene.label("slow_loader", rate=f"{kib} KiB/s"):
