@@ -14,7 +14,7 @@ import numpy as np
 from detectors.base import AlignedTick, Detector, Frame, series_evidence
 from detectors.mesh.blame import Explanation, blame, blame_ways
 from detectors.mesh.congestion import raised_everywhere
-from detectors.mesh.losses import Lossy, crowded, least_losses, loser, quiet_rate
+from detectors.mesh.losses import Lossy, crowded, least_losses, loser, lossy_everywhere, quiet_rate
 from detectors.mesh.pace import Pace, PaceLimits, follow
 from detectors.mesh.pairs import RING, Pairs
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
@@ -28,7 +28,7 @@ from detectors.synthetic import Example, Scene, SyntheticCluster, node_entity
 from trainwarden.clock import NS_PER_S
 from trainwarden.records import Entity, EntityKind, Evidence, Reach, Verdict
 from trainwarden.settings import option
-from trainwarden.topology import Topology
+from trainwarden.topology import JobLayout, Topology
 
 _FABRIC = "fabric|"
 _SUBNET = ("leaf", "rail")
@@ -80,6 +80,10 @@ class MeshSettings:
     )
     sure_loss_risk: float = option(
         1e-9, "probes alone name a node that loses packets when chance would show as much with at most this probability"
+    )
+    fabric_loss_risk: float = option(
+        1e-4,
+        "the fabric loses packets when beside its worst node chance would show as many lost probes with at most this probability",
     )
     sure_loss_s: float = option(8.0, "and when the losses spread over so long")
     marked_share: float = option(
@@ -140,7 +144,7 @@ class MeshLinkDetector(Detector):
     """Says `link_slow`, `link_down`, `subnet_slow` or `fabric_slow`."""
 
     name = "mesh_links"
-    version = 3
+    version = 4
     kinds = ("link_slow", "link_down", "subnet_slow", "fabric_slow")
     false_alarms_per_node_day = 2e-3
     Settings = MeshSettings
@@ -282,6 +286,7 @@ class MeshLinkDetector(Detector):
         self._suspect_losses(tick, frame, dead | ~answered)
         self._suspect_resending(tick, frame)
         self._suspect_sure_losses(tick, frame, dead | ~answered)
+        self._suspect_lossy_fabric(tick, frame, dead | ~answered)
         self._suspect_congestion(tick, frame, typical, known)
         self._suspect_shared(tick, frame, typical, slow | dead, known, found == Explanation())
         held = self._through_blamed(frame.topology) | self._between_marked(frame.topology)
@@ -545,6 +550,34 @@ class MeshLinkDetector(Detector):
             _told_of(found),
             mild,
         )
+
+    def _suspect_lossy_fabric(self, tick: AlignedTick, frame: Frame, left_out: Array) -> None:
+        """Most nodes of a job send far more again than ever and its steps stall, while probes are lost on the way to nodes everywhere."""
+        pairs, settings = self._state.pairs, self.settings
+        if not (pairs.lost[pairs.cursor] * ~left_out).any():
+            return
+        surging = self._state.surges.surging(RESENT_TCP, RESENT_RDMA)
+        since_ns = [since for layout in frame.topology.jobs() if (since := self._resends(layout, surging))]
+        if not since_ns:
+            return
+        slots = np.asarray(
+            [slot for slot in pairs.recent(RING) if pairs.times[slot] >= min(since_ns) - 3 * NS_PER_S], dtype=np.int64
+        )
+        lost, sent = pairs.lost[slots] * ~left_out, pairs.sent[slots] * ~left_out
+        rate = pairs.loss_rate_before(pairs.recent(RING))
+        parts = self._passed(frame.topology)
+        first = lossy_everywhere(parts, lost, sent, rate, settings.marked_share, settings.fabric_loss_risk)
+        if first is not None:
+            why = f"{int(lost.sum())} of {int(sent.sum())} probes between all nodes were lost, and most nodes send far more again than ever"
+            first_ns, ratio = int(pairs.times[slots[first]]), float(lost.sum() / max(sent.sum(), 1.0))
+            self._support("fabric_slow", _FABRIC, first_ns, tick.at_ns, ratio, why)
+
+    def _resends(self, layout: JobLayout, surging: dict[str, int]) -> int:
+        """Since when most nodes of a job that suffers send far more again than ever; 0 when they do not."""
+        members = set(layout.nodes)
+        since_ns = [since for node, since in surging.items() if node in members]
+        most = len(since_ns) >= max(3, self.settings.marked_share * len(members))
+        return min(since_ns) if most and self._suffers(layout.job) else 0
 
     def _is_crowded(self, topology: Topology, least: int) -> bool:
         pairs = self._state.pairs

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from detectors.mesh.parts import NODE, PORT, Parts
+from detectors.risk import poisson_at_least
 from detectors.state import Array
 
 _RATES = np.geomspace(0.003, 0.6, 16)
@@ -121,6 +122,28 @@ def loser(
     if not by_node or max(one.weight for one in by_node.values()) < least_weight:
         return None
     return _choose(probes, by_node, quiet, among)
+
+
+def lossy_everywhere(parts: Parts, lost: Array, sent: Array, rate: float, share: float, risk: float) -> int | None:
+    """The first of the ticks in which probes were lost, when they are lost to nodes everywhere and not on the way to one; else None.
+
+    At least `share` of the nodes, three at least, lost some, and what does not pass the worst one lost more than chance gives at the usual
+    `rate` with probability `risk`.
+
+    Parameters
+    ----------
+    lost, sent
+        Ticks × probes.
+    """
+    lost, target = _without_common(parts, lost), parts.ends[:, 1]
+    by_node = np.bincount(target, weights=lost.sum(axis=0), minlength=len(parts.nodes))
+    hit = by_node[parts.targets] > 0
+    if hit.sum() < 3 or hit.mean() < share:
+        return None
+    beside = ~(parts.ends == int(np.argmax(by_node))).any(axis=1)
+    if poisson_at_least(int(lost[:, beside].sum()), rate * float(sent[:, beside].sum())) > risk:
+        return None
+    return int(np.argmax(lost.any(axis=1)))
 
 
 def _without_common(parts: Parts, lost: Array) -> Array:

@@ -129,6 +129,12 @@ class Pairs(msgspec.Struct):
         if sent:
             self.loss_rate += (lost / sent - self.loss_rate) * min(1.0, sent / max(self.probes_seen, 1.0))
 
+    def loss_rate_before(self, slots: Array) -> float:
+        """The same for all but these ticks: what they lost is not usual because they lost it."""
+        seen = max(self.probes_seen - float(self.sent[slots].sum()), 0.0)
+        lost = max(self.loss_rate * self.probes_seen - float(self.lost[slots].sum()), 0.0)
+        return (lost + 0.5) / (seen + 1.0)
+
     def usual_loss_rate(self) -> float:
         """Share of probes that the mesh usually loses, never quite zero."""
         return (self.loss_rate * self.probes_seen + 0.5) / (self.probes_seen + 1.0)

@@ -14,7 +14,7 @@ from collectors.simulated.spec import Spec
 from detectors.base import AlignedTick, FamilyMatrix
 from detectors.mesh.congestion import raised_everywhere
 from detectors.mesh.links import MeshLinkDetector
-from detectors.mesh.losses import Lossy, log_weight, loser, quiet_rate
+from detectors.mesh.losses import Lossy, log_weight, loser, lossy_everywhere, quiet_rate
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
 from detectors.mesh.surges import MARKED, RESENT_TCP, Owners, Surges
 from streams.detect import Pipeline
@@ -197,3 +197,28 @@ def test_a_lossy_port_that_no_job_feels_yet_is_told_and_nobody_is_taken_away() -
 
 def test_a_healthy_simulation_is_silent() -> None:
     assert simulated("none", 60) == []
+
+
+def everywhere(keys: list[tuple[str, str]], lost: dict[tuple[int, str, str], float]) -> int | None:
+    table = np.zeros((TICKS, len(keys)))
+    for (tick, prober, target), count in lost.items():
+        table[tick, keys.index((prober, target))] = count
+    return lossy_everywhere(parts(keys), table, np.full(table.shape, PROBES), 1e-4, share=0.6, risk=1e-4)
+
+
+def test_losses_to_nodes_everywhere_are_the_fabrics() -> None:
+    assert everywhere(CENTRAL, {(tick, "controller", "abcd"[tick % 4]): 1.0 for tick in range(5, 15)}) == 5
+    assert everywhere(RING, {(tick, *RING[5 * tick % 36]): 1.0 for tick in range(20)}) == 0
+
+
+def test_losses_of_one_node_in_one_moment_or_by_chance_are_not() -> None:
+    one = {(tick, "controller", "b"): 1.0 for tick in range(20)}
+    assert everywhere(CENTRAL, one) is None
+    assert everywhere(CENTRAL, one | {(3, "controller", "a"): 1.0, (9, "controller", "c"): 1.0}) is None, (
+        "chance loses two"
+    )
+    assert everywhere(CENTRAL, {(tick, "controller", name): 1.0 for tick in (4, 5) for name in "abcd"}) is None, (
+        "the prober slept"
+    )
+    of_n3 = {(tick, *RING[number]): 1.0 for tick in range(20) for number, ends in enumerate(RING) if "n3" in ends}
+    assert everywhere(RING, of_n3) is None
