@@ -27,6 +27,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from streams import state
+from streams.beside import Beside
 from streams.cycles import collect_rarely
 from streams.detect import Pipeline
 from streams.health import WorkerHealth
@@ -210,6 +211,7 @@ class RawService:
         self._read_s = 0.0
         self._held_up = False
         self._portions = Portions()
+        self._beside, self._packing = Beside("cuts"), Beside("packing")
         self._next_commit_s = 0.0
         self._saving: asyncio.Task[None] | None = None
         self._next_snapshot_s = 0.0
@@ -348,7 +350,7 @@ class RawService:
                 break
             self._fresh = self._fresh or any(message.topic == SUMMARIES.name for message in messages)
             if self._stage.catching_up:  # this repeats cuts
-                results.extend(await asyncio.get_running_loop().run_in_executor(None, self._stage.take, messages))
+                results.extend(await self._beside.run(self._stage.take, messages))
             else:
                 results.extend(self._stage.take(messages))
         return results
@@ -394,7 +396,7 @@ class RawService:
         self._settled = False  # broken off from here on, the state holds a cut that nobody was told of: it is not saved
         # the first one, or one after a hold-up, may hold a backlog: a slow machine would take it for a standstill, and begin anew for ever
         if self._frame_ms > SLOW_FRAME_MS or now_ns - self._stage.last_cut_ns > HOLD_UP_NS:
-            result = await asyncio.get_running_loop().run_in_executor(None, self._stage.cut, now_ns)
+            result = await self._beside.run(self._stage.cut, now_ns)
         else:
             result = self._stage.cut(now_ns)
         self._frame_ms = 0.8 * self._frame_ms + 0.2 * (self._clock.monotonic_ns() - started_ns) / 1e6
@@ -433,8 +435,8 @@ class RawService:
     async def _save(self, consumer: Any) -> None:
         """The state is captured between two cuts and beside the event loop: with thousands of nodes it is hundreds of megabytes."""
         if self._stage.seq and self._settled and not self._stage.catching_up and not self._pulse.stood_still:
-            captured = await asyncio.to_thread(self._stage.capture, self._cuts_position)
-            await self._outlet.deliver(await asyncio.to_thread(captured.messages))
+            captured = await self._beside.run(self._stage.capture, self._cuts_position)
+            await self._outlet.deliver(await self._packing.run(captured.messages))
             await self._commit(consumer)
 
     async def _save_beside(self) -> None:
@@ -443,17 +445,18 @@ class RawService:
             return
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        captured = await asyncio.to_thread(self._stage.capture, self._cuts_position)
+        captured = await self._beside.run(self._stage.capture, self._cuts_position)
         self._saving = asyncio.ensure_future(self._publish_state(captured, loop.time() - started_s))
 
     async def _publish_state(self, captured: Captured, captured_s: float) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        messages = await asyncio.to_thread(captured.messages)
+        size_bytes, messages = sum(map(len, captured.payload)), await self._packing.run(captured.messages)
+        del captured  # it may be hundreds of megabytes, and the broker take its time
         took_s = captured_s + loop.time() - started_s
         await self._outlet.deliver(messages)
         self._metrics.observe_ms("tw_snapshot_ms", 1000 * took_s)
-        self._metrics.set("tw_snapshot_bytes", len(captured.payload))
+        self._metrics.set("tw_snapshot_bytes", size_bytes)
         wanted_s = max(self._config.streams.snapshot_s, min(took_s / SNAPSHOT_SHARE, SNAPSHOT_LATEST_S))
         self._next_snapshot_s = loop.time() + wanted_s
 

@@ -168,6 +168,24 @@ def pack(state: Any) -> bytes:
     return msgspec.msgpack.encode(state)
 
 
+def map_head(count: int) -> bytes:
+    """Beginning of a map of so many pairs in MessagePack: what `pack` says, where the pairs follow on their own."""
+    return bytes([0x80 | count]) if count < 16 else b"\xde" + count.to_bytes(2, "big")
+
+
+def array_head(count: int) -> bytes:
+    """The same of a list of fewer than sixteen."""
+    return bytes([0x90 | count])
+
+
+def bin_of(payload: bytes) -> tuple[bytes, bytes]:
+    """Bytes in MessagePack without a copy: their beginning, and they themselves."""
+    for sign, width in ((b"\xc4", 1), (b"\xc5", 2)):
+        if len(payload) < 1 << (8 * width):
+            return sign + len(payload).to_bytes(width, "big"), payload
+    return b"\xc6" + len(payload).to_bytes(4, "big"), payload
+
+
 def unpack(payload: bytes) -> Any:
     """Inverse of `pack`."""
     return msgspec.msgpack.decode(payload)

@@ -137,9 +137,9 @@ class CutResult:
 
 @dataclass(frozen=True)
 class Captured:
-    """State between two cuts, complete: packing it may go on beside the cuts that follow."""
+    """State between two cuts, complete and in parts: packing it may go on beside the cuts that follow."""
 
-    payload: bytes
+    payload: tuple[bytes, ...]
     positions: dict[str, int]
     turn: int
     seq: int
@@ -302,7 +302,7 @@ class RawStage:
             positions[f"{CUTS.name}/0"] = cuts_position
         self._turn += 1
         return Captured(
-            self.pipeline.snapshot(),
+            self.pipeline.captured(),
             positions,
             self._turn,
             self.seq,

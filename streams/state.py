@@ -52,7 +52,7 @@ class Resume:
 
 def pieces(
     owner: str,
-    payload: bytes,
+    payload: bytes | Sequence[bytes],
     positions: dict[str, int],
     *,
     turn: int,
@@ -62,10 +62,17 @@ def pieces(
     boot_id: str,
     code_version: str,
 ) -> list[StateSnapshot]:
-    """A snapshot as records; `turn` chooses the slot."""
-    large = len(payload) >= LARGE_BYTES
-    packed = bytes(cramjam.zstd.compress(payload, 1)) if large else zlib.compress(payload, 1)
-    size = [len(payload)] if large else []
+    """A snapshot, whole or in parts, as records; `turn` chooses the slot."""
+    whole = [payload] if isinstance(payload, bytes) else payload
+    size_bytes = sum(map(len, whole))
+    large = size_bytes >= LARGE_BYTES
+    # each part is a frame of its own (readers take them one after the other): others of this process may go on meanwhile
+    packed = (
+        b"".join(bytes(cramjam.zstd.compress(part, 1)) for part in whole)
+        if large
+        else zlib.compress(b"".join(whole), 1)
+    )
+    size = [size_bytes] if large else []
     parts = [packed[i : i + PIECE_BYTES] for i in range(0, len(packed), PIECE_BYTES)]
     return [
         StateSnapshot(

@@ -3,7 +3,7 @@ where ticks come often enough the last ten minutes by ten seconds and four hours
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -40,6 +40,11 @@ def _nan(*shape: int) -> NDArray[np.float32]:
 
 def _zero(*shape: int) -> F64:
     return np.zeros(shape)
+
+
+def _any_event(ring: NDArray[Any]) -> NDArray[np.bool_]:
+    """Rows with a value that is known and not zero."""
+    return np.asarray((np.abs(ring) > 0).any(axis=1))
 
 
 class Places:
@@ -191,12 +196,12 @@ class Panel(msgspec.Struct):
 
     def packed(self) -> Panel:
         """The same panel with the rings of rows without any event as bits (known or not): most counts are zero all day."""
-        rings = np.hstack([self.fine, self.coarse])
-        if not self.row.is_count or not len(rings):
+        if not self.row.is_count or not len(self.fine):
             return self
-        quiet = ~(np.nan_to_num(rings) != 0).any(axis=1)
+        quiet = ~(_any_event(self.fine) | _any_event(self.coarse))
         made = msgspec.structs.replace(self)
-        made.quiet, made.known = quiet, np.packbits(np.isfinite(rings[quiet]), axis=1)
+        known = np.hstack([np.isfinite(self.fine)[quiet], np.isfinite(self.coarse)[quiet]])
+        made.quiet, made.known = quiet, np.packbits(known, axis=1)
         made.fine, made.coarse = self.fine[~quiet], self.coarse[~quiet]
         return made
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from detectors.series.table import NodeTables
 from detectors.threshold.table import Roster
-from streams.matrices import Catalogs, Names, family_matrices
+from streams.matrices import Catalogs, Names, array_head, bin_of, family_matrices, map_head, pack
 from trainwarden.records import Block, Catalog, Metric, Tick
 
 
@@ -44,3 +45,12 @@ def test_rows_are_the_same_objects_again_after_one_node_missed_a_tick() -> None:
         assert beside == tuple(pair for pair in first if pair[0] != f"n{missed}")
         assert names.of("gpu", list(whole)) is first
     assert names.of("gpu", [("n0", ("gpu1",)), *whole[1:]])[0] == ("n0", "gpu1")
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, 70_000])
+@pytest.mark.parametrize("names", [1, 15, 16, 300])
+def test_parts_of_a_state_are_what_packing_it_whole_gives(size: int, names: int) -> None:
+    parts, payload = [map_head(names)], bytes(size)
+    for number in range(names):
+        parts += [pack(f"d{number}"), array_head(3), pack(number), pack("hash"), *bin_of(payload)]
+    assert b"".join(parts) == pack({f"d{number}": [number, "hash", payload] for number in range(names)})

@@ -15,7 +15,7 @@ from trainwarden.records import StateSnapshot
 LARGE = random.Random(1).randbytes(3 * state.PIECE_BYTES) + bytes(state.LARGE_BYTES)
 
 
-def written(payload: bytes, turn: int = 1, seq: int = 7, boot_id: str = "b") -> list[StateSnapshot]:
+def written(payload: bytes | tuple[bytes, ...], turn: int = 1, seq: int = 7, boot_id: str = "b") -> list[StateSnapshot]:
     return state.pieces("detect", payload, {"tw.ticks/0": 5}, turn=turn, seq=seq, at_ns=seq * 10, cluster="c", boot_id=boot_id,
                         code_version="v")  # fmt: skip
 
@@ -26,6 +26,14 @@ def test_what_was_written_is_read_back_in_whatever_order_it_comes(payload: bytes
     random.Random(2).shuffle(pieces)
     found = state.newest("detect", pieces)
     assert found == state.Resume(7, payload, {"tw.ticks/0": 5}, "v", 70)
+
+
+@pytest.mark.parametrize("size", [10, len(LARGE)])
+def test_a_state_in_parts_is_read_back_as_one(size: int) -> None:
+    parts = (b"a" * 3, LARGE[:size], b"", LARGE[size:][:7], b"z")
+    found = state.newest("detect", written(parts))
+    assert found is not None
+    assert found.payload == b"".join(parts)
 
 
 def test_a_small_state_stays_readable_to_builds_that_know_three_fields() -> None:
