@@ -19,6 +19,7 @@ import csv
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -119,6 +120,11 @@ def main() -> int:
     faults = list(FAULTS) if chosen.faults == "all" else chosen.faults.split(",")
     if unknown := sorted(set(faults) - set(FAULTS)):
         parser.error(f"no fault is called {unknown[0]!r}: known are {', '.join(FAULTS)}")
+    for wish in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # also where a shell in the background had it ignored: what was set up is taken down
+        signal.signal(wish, lambda number, _: sys.exit(128 + number))
     chosen.out.mkdir(parents=True, exist_ok=True)
     failed = []
     for fault in faults:
