@@ -175,7 +175,7 @@ class Rank:
         spent_ms += [1000 * (saved_s - began_s), 1000 * (time.process_time() - cpu_s)]
         if self.step % COUNTERS_EVERY == 0:
             self.counters = counters("self")
-        total = float(self.watched.sum()) if self.step % SUM_EVERY == 0 else math.nan
+        total = float(self.watched.detach().sum()) if self.step % SUM_EVERY == 0 else math.nan
         local = math.sqrt(self.reduction.squares) if math.isfinite(self.reduction.squares) else math.nan
         self._rows.append((
             f"{began_s:.4f}", self.node, self.rank, self.world, self.step, *(f"{ms:.2f}" for ms in spent_ms), f"{arrived_s:.4f}",
