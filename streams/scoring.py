@@ -31,9 +31,11 @@ RIGHT_KINDS: dict[str, frozenset[str]] = {
     "nan_grad": frozenset({"non_finite"}),
     "sdc_bitflip": frozenset({"silent_corruption"}),
     "fabric_slow": frozenset({"fabric_slow", "job_slow"}),
+    "slow_compute": frozenset({"compute_slow"}),
+    "slow_save": frozenset({"checkpoint_stall"}),
 }
 """What each injected fault must be called."""
-HARD_NEGATIVES = frozenset({"cpu_throttle_mild", "all_slow"})
+HARD_NEGATIVES = frozenset({"cpu_throttle_mild", "pauses", "all_slow"})
 """Faults too mild to matter, or of nobody in particular: naming the node (or the job) is right, saying nothing is right; isolating it, or
 accusing another, is wrong."""
 EARLY_NS = 2 * NS_PER_S

@@ -9,7 +9,8 @@ length are drawn from `--seed`; `--rest-s` is how long the job goes on afterward
 iproute2 and iptables. What other programs do on the machine meanwhile is part of the recording (`*.host.csv`).
 
 The kinds are those of the recordings that we were given, and some of which these have none: `exits`, `slow_compute`, `slow_save`,
-`fabric_loss`, `bigger_batch` (every rank slower: nobody is bad), `pauses` (too little to act on). Not here: `net_delay`, for want of netem.
+`fabric_loss`, `bigger_batch` (every rank slower: nobody is bad), `pauses` (too little to act on). Not written yet: `net_delay`, which
+without netem takes a queue in user space.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.recorder.faults import FAULTS, Scene
@@ -32,7 +34,7 @@ from benchmarks.recorder.trainer import COLUMNS
 from benchmarks.recorder.watch import Watch
 
 BEFORE_S, ONSET_S = 10.0, (20.0, 50.0)
-START_S, END_S = 90.0, 60.0
+START_S, END_S, AFTER_S = 90.0, 60.0, 2.0
 KEPT = ("csv", "nodes.csv", "host.csv", "events.jsonl", "labels.json")
 
 
@@ -41,35 +43,22 @@ def record(target: Path, name: str, fault: str, seed: int, rest_s: float) -> Non
     rng = random.Random(f"{seed}/{fault}")
     with tempfile.TemporaryDirectory(prefix="recorder-", dir=target) as folder:
         work = Path(folder)
-        stage = Stage(work)
-        watch = Watch(stage, work, name)
-        try:
+        with ExitStack() as stack:
+            stage = Stage(work)
+            stack.callback(stage.close)
+            watch = Watch(stage, work, name)
+            stack.callback(watch.close)
             time.sleep(BEFORE_S)
             scene = Scene(stage, work, name, stage.nodes[rng.randrange(NODES)], rng)
             for node in stage.nodes:
                 node.launch(work, name, seed)
-            _wait_for(
-                lambda: _ended(stage) or _count(work, name, "first_step") >= NODES,
-                START_S,
-                "the first step of every rank",
-                work,
-            )
-            if _ended(stage):
-                _wait_for(lambda: False, 0.0, "the first step of every rank", work)
+            _wait_for(lambda: _count(work, name, "first_step") >= NODES, START_S, "the first step of every rank", stage)
             time.sleep(rng.uniform(*ONSET_S))
             FAULTS[fault](scene)
             time.sleep(rest_s)
             (work / "stop").touch()
-            _wait_for(
-                lambda: all(n.launcher and n.launcher.poll() is not None for n in stage.nodes),
-                END_S,
-                "the end of the job",
-                work,
-            )
-            time.sleep(2.0)
-        finally:
-            watch.close()
-            stage.close()
+            _wait_for(lambda: _ended(stage, all), END_S, "the end of the job", stage)
+            time.sleep(AFTER_S)
         _steps(work, name)
         (work / f"{name}.labels.json").write_text(
             json.dumps({"run": name, "seed": seed, "labels": scene.labels}, indent=1) + "\n"
@@ -78,8 +67,8 @@ def record(target: Path, name: str, fault: str, seed: int, rest_s: float) -> Non
             shutil.move(work / f"{name}.{kind}", target / f"{name}.{kind}")
 
 
-def _ended(stage: Stage) -> bool:
-    return any(node.launcher is not None and node.launcher.poll() is not None for node in stage.nodes)
+def _ended(stage: Stage, of: Callable[[Iterable[bool]], bool]) -> bool:
+    return of(node.launcher is not None and node.launcher.poll() is not None for node in stage.nodes)
 
 
 def _steps(work: Path, name: str) -> None:
@@ -100,12 +89,15 @@ def _count(work: Path, name: str, kind: str) -> int:
     return path.read_text().count(f'"kind": "{kind}"') if path.exists() else 0
 
 
-def _wait_for(holds: Callable[[], object], seconds: float, what: str, work: Path) -> None:
+def _wait_for(holds: Callable[[], bool], seconds: float, what: str, stage: Stage) -> None:
+    """Raises when it takes too long, or when a launcher ended before."""
     deadline_s = time.monotonic() + seconds
     while not holds():
-        if time.monotonic() > deadline_s:
-            said = "\n".join(path.read_text()[-600:] for path in sorted(work.glob("n*/log.txt")))
-            raise StageError(f"{what} did not come within {seconds:g} s; the nodes said:\n{said}")
+        ended = "first" in what and _ended(stage, any)
+        if ended or time.monotonic() > deadline_s:
+            said = "\n".join(path.read_text()[-600:] for path in sorted(stage.folder.glob("n*/log.txt")))
+            found = "did not come before a launcher ended" if ended else f"did not come within {seconds:g} s"
+            raise StageError(f"{what} {found}; the nodes said:\n{said}")
         time.sleep(0.1)
 
 
@@ -120,10 +112,8 @@ def main() -> int:
     faults = list(FAULTS) if chosen.faults == "all" else chosen.faults.split(",")
     if unknown := sorted(set(faults) - set(FAULTS)):
         parser.error(f"no fault is called {unknown[0]!r}: known are {', '.join(FAULTS)}")
-    for wish in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # also where a shell in the background had it ignored: what was set up is taken down
+    # also where a shell in the background had it ignored: what was set up is taken down
+    for wish in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wish, lambda number, _: sys.exit(128 + number))
     chosen.out.mkdir(parents=True, exist_ok=True)
     failed = []

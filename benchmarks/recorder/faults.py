@@ -231,7 +231,7 @@ def sdc_bitflip(scene: Scene) -> None:
 
 def pauses(scene: Scene) -> None:
     """A rank that stands for a moment now and then, as in a full collection of garbage: too little to isolate anybody for."""
-    with scene.label("cpu_throttle_mild", note="pauses of 60 ms every 40 steps"):
+    with scene.label("pauses", note="60 ms every 40 steps"):
         scene.order(pause_s=0.06, pause_every=40)
         scene.wait(scene.rng.uniform(25, 35))
         scene.order()

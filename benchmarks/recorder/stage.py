@@ -6,6 +6,7 @@ Names begin with `PREFIX`; what a killed run left is removed at the next start.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ CONTROLLERS = ("cpu", "cpuacct", "blkio", "freezer", "memory")
 CONTROLLER_ADDRESS = "10.79.0.1"
 SAVES_MIB = 24
 PORT, CLOSED_PORT = 29471, 9
+LOCK = Path("/tmp/trainwarden-recorder.lock")
 
 
 class StageError(RuntimeError):
@@ -112,6 +114,13 @@ class Stage:
         require()
         self.folder = folder
         self.nodes = [Node(number, folder) for number in range(NODES)]
+        self._lock = LOCK.open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(
+                f"another recorder is at work on this machine (it holds {LOCK}): wait for its end"
+            ) from None
         remove_all(folder)
         try:
             run_ip("netns", "add", SWITCH)
@@ -134,6 +143,7 @@ class Stage:
         for node in self.nodes:
             if node.launcher is not None:
                 node.launcher.wait()
+        self._lock.close()
 
 
 def remove_all(folder: Path) -> None:

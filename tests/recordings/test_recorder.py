@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 from pathlib import Path
 
 import pytest
 
+from benchmarks.recorder import stage
 from benchmarks.recorder.__main__ import main, record
 from benchmarks.recorder.stage import CGROUPS, PREFIX
 from benchmarks.recorder.trainer import COLUMNS
@@ -39,6 +41,18 @@ def test_an_unknown_fault_is_refused_before_anything_is_touched(
 def test_a_process_that_is_not_there_and_an_address_that_answers() -> None:
     assert process(2**22 + 1) == ("-", -1.0)
     assert 0 <= probe_ms("127.0.0.1") < 1000
+
+
+def test_two_recorders_at_once_do_not_end_each_others_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "lock"
+    monkeypatch.setattr(stage, "LOCK", lock)
+    monkeypatch.setattr(
+        stage, "require", lambda: None
+    )  # what it asks of the machine comes before, and is not the question
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(stage.StageError, match="another recorder is at work"):
+            stage.Stage(tmp_path)
 
 
 @pytest.mark.root
