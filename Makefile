@@ -8,11 +8,13 @@ FAULT ?= freeze
 SEED ?= 0
 BENCH_VENV ?= .venv-bench
 SPLIT ?= test
+OUT ?= benchmarks/results/tmp/recordings
+FAULTS ?= all
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.trainwarden-installed
 BENCH_STAMP := $(BENCH_VENV)/.trainwarden-installed
 
-.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-scale bench-training bench-collector bench-relation clean install
+.PHONY: demo test lint unit integration test-faults test-long bench bench-detect bench-scale bench-training bench-collector bench-relation bench-recordings clean install
 
 install: $(STAMP)
 
@@ -77,6 +79,12 @@ bench-detect: $(BENCH_STAMP)
 # who names the culprit among thousands of nodes: ours and ten floors on simulations held out from training; QUICK=--quick for a quick look
 bench-relation: $(STAMP)
 	$(BIN)/python -m benchmarks.relation $(QUICK)
+
+# a real job of four nodes under real faults, with what is drawn from SEED, recorded into OUT and scored: root, two minutes a fault.
+# FAULTS="exits,net_delay+disk_full,kill9:2" for some of them: one, two at the same time, one that comes twice
+bench-recordings: $(STAMP)
+	$(BIN)/python -m benchmarks.recorder $(OUT) --seed $(SEED) --faults $(FAULTS)
+	$(BIN)/trainwarden evaluate $(OUT)
 
 # saves, recovery, fewer and more nodes, shares and link escape, beside the peers that install here, within 19 minutes; TRAINING=--quick takes five
 bench-training: $(STAMP)

@@ -4,13 +4,14 @@
     trainwarden evaluate OUT
 
 Each fault named is a run of its own: a torchrun job of four nodes (PyTorch on the processor, gloo), every node in its own network
-namespace and cgroups (version 1), 15 to 20 steps a second. The node, the onset (20 to 50 s after the first step), the magnitude and the
-length are drawn from `--seed`; `--rest-s` is how long the job goes on afterwards. A run takes one and a half to two minutes. Needs root,
-iproute2 and iptables. What other programs do on the machine meanwhile is part of the recording (`*.host.csv`).
+namespace and cgroups (version 1), 15 to 20 steps a second. The node, the onset (10 to 90 s after the first step), the magnitude and the
+length are drawn from `--seed`; `--rest-s` is how long the job goes on afterwards. `a+b` are two faults at the same time, on two nodes,
+`a:2` is one that comes twice on the same node. A run takes one and a half to two and a half minutes. Needs root, iproute2 and
+iptables. What other programs do on the machine meanwhile is part of the recording (`*.host.csv`).
 
-The kinds are those of the recordings that we were given, and some of which these have none: `exits`, `slow_compute`, `slow_save`,
-`fabric_loss`, `bigger_batch` (every rank slower: nobody is bad), `pauses` (too little to act on). Not written yet: `net_delay`, which
-without netem takes a queue in user space.
+The kinds are those of the recordings that we were given, and some of which these have none: `exits`, `oom_kill`, `slow_compute`,
+`slow_save`, `memory_pressure`, `fabric_loss`, `fabric_delay`, `bigger_batch` (every rank slower: nobody is bad), `pauses` (too little to
+act on). Delays need no netem: packets wait in a queue in user space (`benchmarks.recorder.delay`).
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.recorder.faults import FAULTS, Scene
+from benchmarks.recorder.faults import FAULTS, SEVERAL, Orders, Plan, Scene, perform
 from benchmarks.recorder.stage import NODES, Stage, StageError
 from benchmarks.recorder.trainer import COLUMNS
 from benchmarks.recorder.watch import Watch
 
-BEFORE_S, ONSET_S = 10.0, (20.0, 50.0)
+BEFORE_S, ONSET_S = 10.0, (10.0, 90.0)
 START_S, END_S, AFTER_S = 90.0, 60.0, 2.0
 KEPT = ("csv", "nodes.csv", "host.csv", "events.jsonl", "labels.json")
 
 
-def record(target: Path, name: str, fault: str, seed: int, rest_s: float) -> None:
+def record(
+    target: Path, name: str, plan: Plan, seed: int, rest_s: float, onset_s: tuple[float, float] = ONSET_S
+) -> None:
     """One run, from the start of the watch to the end of the job."""
-    rng = random.Random(f"{seed}/{fault}")
+    rng = random.Random(f"{seed}/{plan.spec}")
     with tempfile.TemporaryDirectory(prefix="recorder-", dir=target) as folder:
         work = Path(folder)
         with ExitStack() as stack:
@@ -49,20 +52,19 @@ def record(target: Path, name: str, fault: str, seed: int, rest_s: float) -> Non
             watch = Watch(stage, work, name)
             stack.callback(watch.close)
             time.sleep(BEFORE_S)
-            scene = Scene(stage, work, name, stage.nodes[rng.randrange(NODES)], rng)
+            scene = Scene(stage, work, name, stage.nodes[0], rng, Orders(work / "orders.json"))
             for node in stage.nodes:
                 node.launch(work, name, seed)
             _wait_for(lambda: _count(work, name, "first_step") >= NODES, START_S, "the first step of every rank", stage)
-            time.sleep(rng.uniform(*ONSET_S))
-            FAULTS[fault](scene)
+            time.sleep(rng.uniform(*onset_s))
+            perform(plan, scene)
             time.sleep(rest_s)
             (work / "stop").touch()
             _wait_for(lambda: _ended(stage, all), END_S, "the end of the job", stage)
             time.sleep(AFTER_S)
+            told = {"run": name, "seed": seed, "labels": scene.close()}
         _steps(work, name)
-        (work / f"{name}.labels.json").write_text(
-            json.dumps({"run": name, "seed": seed, "labels": scene.labels}, indent=1) + "\n"
-        )
+        (work / f"{name}.labels.json").write_text(json.dumps(told, indent=1) + "\n")
         for kind in KEPT:
             shutil.move(work / f"{name}.{kind}", target / f"{name}.{kind}")
 
@@ -105,22 +107,27 @@ def main() -> int:
     """Record what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--faults", default="all", help=f"names with commas between, or all: {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--faults", default="all", help=f"names with commas between, or all: {', '.join((*FAULTS, *SEVERAL))}"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rest-s", type=float, default=15.0)
     chosen = parser.parse_args()
-    faults = list(FAULTS) if chosen.faults == "all" else chosen.faults.split(",")
-    if unknown := sorted(set(faults) - set(FAULTS)):
-        parser.error(f"no fault is called {unknown[0]!r}: known are {', '.join(FAULTS)}")
+    try:
+        plans = [
+            Plan.read(spec) for spec in ((*FAULTS, *SEVERAL) if chosen.faults == "all" else chosen.faults.split(","))
+        ]
+    except ValueError as error:
+        parser.error(str(error))
     # also where a shell in the background had it ignored: what was set up is taken down
     for wish in (signal.SIGTERM, signal.SIGINT):
         signal.signal(wish, lambda number, _: sys.exit(128 + number))
     chosen.out.mkdir(parents=True, exist_ok=True)
     failed = []
-    for fault in faults:
-        name = f"{fault}_{chosen.seed}"
+    for plan in plans:
+        name = f"{plan.name}_{chosen.seed}"
         try:
-            record(chosen.out, name, fault, chosen.seed, chosen.rest_s)
+            record(chosen.out, name, plan, chosen.seed, chosen.rest_s)
             print(f"{name}: recorded", flush=True)
         except StageError as error:
             failed.append(name)

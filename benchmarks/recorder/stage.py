@@ -47,6 +47,11 @@ def run(*words: str, check: bool = True) -> None:
         raise StageError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
 
 
+def environment() -> dict[str, str]:
+    """Ours, with the modules that we found."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
 class Node:
     """One node of the stage."""
 
@@ -85,13 +90,9 @@ class Node:
 
     def start(self, words: list[str]) -> subprocess.Popen[bytes]:
         """Start a program on the node."""
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        env = os.environ | {
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "TP_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": path,
-        }
+        env = environment() | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        # the store that torchrun shares by default outlives an attempt: whoever starts first in the next one reads addresses of the dead
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         joined = "".join(f"echo $$ > {CGROUPS / controller / self.group}/tasks; " for controller in CONTROLLERS)
         command = ["sh", "-c", f'{joined}exec "$@"', "sh", *self.command(*words)]
         with (self.folder / "log.txt").open("ab") as log:

@@ -18,7 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ COLUMNS = (
 RECORD_BYTES, RECORDS = 64 * 1024, 256
 DEVICE_S = 0.030
 SAVE_EVERY, STOP_EVERY, FLUSH_EVERY, COUNTERS_EVERY, SUM_EVERY = 50, 20, 20, 10, 5
+LEAVE_S = 20.0
 BATCH = 64
 
 
@@ -92,7 +93,8 @@ class Rank:
         self.shared = chosen.out / "checkpoint.pt"
         self.counters = (0, 0, 0)
         self.step = 0
-        self._flipped = False
+        self._flipped: object = None
+        self._leaked: list[bytes] = []
         self._rows: list[tuple[object, ...]] = []
         self.event(
             "proc_start",
@@ -136,7 +138,7 @@ class Rank:
         with (self.chosen.out / f"{self.chosen.name}.events.jsonl").open("a", buffering=1) as file:
             file.write(line + "\n")
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Train until the folder says stop."""
         self.event("first_step", step=self.step)
         while True:
@@ -144,6 +146,15 @@ class Rank:
             if self.step % STOP_EVERY == 0 and self._stops():
                 break
         self._flush()
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        """End when every rank is done, and at once: where one tears its group down beside others it may abort, and torchrun begins anew."""
+        (self.chosen.out / f"done.{self.rank}").touch()
+        deadline_s = time.monotonic() + LEAVE_S
+        while len(list(self.chosen.out.glob("done.*"))) < self.world and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        os._exit(0)
 
     def _stops(self) -> bool:
         flag = torch.tensor([float((self.chosen.out / "stop").exists())])
@@ -189,6 +200,8 @@ class Rank:
         if "exit" in orders:
             self._flush()
             sys.exit(int(orders["exit"]))
+        if "leak_mib" in orders:
+            self._leaked.append(b"\xff" * (int(orders["leak_mib"]) << 20))
         time.sleep(float(orders.get("loader_s", 0.0)))
         return self.loader.batch(self.step, self.generator)
 
@@ -196,10 +209,10 @@ class Rank:
         self.norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), math.inf))
         if math.isfinite(self.norm):
             self.optimizer.step()
-        if orders.get("flip_bit") is not None and not self._flipped:
+        if orders.get("flip_bit") not in (None, self._flipped):
             weights = self.watched.data.view(torch.int32)
             weights[3, 5] ^= 1 << int(orders["flip_bit"])
-            self._flipped = True
+        self._flipped = orders.get("flip_bit")
         time.sleep(float(orders.get("pause_s", 0.0)) if self.step % int(orders.get("pause_every", 1)) == 0 else 0.0)
 
     def _save(self, orders: dict[str, Any]) -> int:
@@ -251,7 +264,6 @@ def main() -> None:
         parser.add_argument(name, type=kind)
     torch.set_num_threads(1)
     Rank(parser.parse_args()).run()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
