@@ -69,6 +69,7 @@ bench-scale: $(STAMP)
 	run benchmarks.correlation --json benchmarks/results/correlation.json; \
 	run benchmarks.linear $(LINEAR) --json benchmarks/results/linear.json --plot benchmarks/results/linear.png; \
 	run benchmarks.scale_units; \
+	run benchmarks.scale_workers --json benchmarks/results/scale_workers.json; \
 	run benchmarks.scale $(SCALE) --json benchmarks/results/scale.json; \
 	exit $$missed
 

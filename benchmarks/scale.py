@@ -53,6 +53,7 @@ LOOKED_AT_S = 300
 """Delays of verdicts are those of the last minutes: reading all ticks of half an hour again would take as long as the run's own reading."""
 READY_S = 120.0
 _LINE = re.compile(r"(\w+)\{(.*)\} (\S+)")
+_HAND = re.compile(r"has (\d+) of (\d+) units")
 
 
 @dataclass
@@ -93,6 +94,7 @@ class Plan:
     workers: int
     faults: str
     directory: Path
+    stages: int = 1
 
 
 class Site:
@@ -103,7 +105,7 @@ class Site:
         self.ports = [free_port() for _ in range(plan.workers)]
         self.bus: Bus = connect(f"kafka://{address}")
         self.bus.wait_ready(60.0)
-        self.bus.ensure_topics(topics.ALL)
+        self.bus.ensure_topics(topics.needed(plan.stages))
         self._store, self._status = free_port(), free_port()
         self._address = address
         self._running: list[subprocess.Popen[bytes]] = []
@@ -117,10 +119,10 @@ class Site:
         self._running.append(subprocess.Popen(command, stdout=log, stderr=log))
         return Part(name, self._running[-1].pid)
 
-    def page(self, port: int) -> str:
-        """A worker's self-metrics; empty while it does not answer."""
+    def page(self, port: int, name: str = "metrics") -> str:
+        """A worker's self-metrics, or its word on its health; empty while it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""
@@ -153,6 +155,7 @@ class Site:
         return (
             f'cluster = "sim"\nrun_dir = "{folder}"\n[kafka]\nurl = "kafka://{self._address}"\n'
             f'[streams]\nweb_listen = "127.0.0.1:{port or free_port()}"\ndata_directory = "scratch-{port}"\n'
+            f"stages = {self.plan.stages}\n"
             f'[store]\nurl = "clickhouse://127.0.0.1:{self._store}/trainwarden"\ndirectory = "{folder}/store"\n'
             f'[policy]\nmode = "observe"\n[actions]\nlisten = "127.0.0.1:{self._status}"\n'
             f'[backends.warden]\nsecret_file = "{secret}"\n'
@@ -181,6 +184,7 @@ def measure(plan: Plan) -> dict[str, object]:
         site.wait_until("a worker answers", lambda: any(site.page(port) for port in site.ports))
         parts.append(_simulate(site))
         site.wait_until("ticks are closed", lambda: "tw_tick_age_seconds" in "".join(map(site.page, site.ports)))
+        site.wait_until("every unit is at work", lambda: plan.stages == 1 or _all_dealt(site))
         time.sleep(plan.warm_s)
         listener = stack.enter_context(Listener(site.bus))
         before = [numbers(site.page(port)) for port in site.ports]
@@ -190,6 +194,12 @@ def measure(plan: Plan) -> dict[str, object]:
         return _result(plan, parts, took_s, before, after, verdict_delays_ms(site.bus, heard)) | _course(
             parts, samples, heard
         )
+
+
+def _all_dealt(site: Site) -> bool:
+    """Whether the workers of two stages have all units between them, and each has some."""
+    told = [_HAND.match(site.page(port, "healthz")) for port in site.ports]
+    return all(told) and sum(int(word[1]) for word in told if word) == int(told[0][2] if told[0] else -1)
 
 
 def _simulate(site: Site) -> Part:
@@ -234,12 +244,12 @@ def _course(parts: list[Part], samples: list[timeline.Sample], heard: list[tuple
 
 
 def numbers(page: str) -> dict[tuple[str, str], float]:
-    """Values of a metrics page by name and labels (without the component's)."""
-    found = {}
+    """Values of a metrics page by name and labels (without the component's); those of a worker's units are added up."""
+    found: dict[tuple[str, str], float] = {}
     for line in page.splitlines():
         if told := _LINE.fullmatch(line):
-            labels = ",".join(word for word in told[2].split(",") if not word.startswith("component="))
-            found[told[1], labels] = float(told[3])
+            labels = ",".join(word for word in told[2].split(",") if not word.startswith(("component=", "unit=")))
+            found[told[1], labels] = found.get((told[1], labels), 0.0) + float(told[3])
     return found
 
 
@@ -464,7 +474,13 @@ def main() -> int:
         "--warm-seconds", type=float, default=60.0, help="detectors allocate and learn before the clock runs"
     )
     parser.add_argument("--broker", choices=("kafka", "tansu"), default="kafka")
-    parser.add_argument("--workers", type=int, default=1, help="one leads, the others stand by")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="of one stage one leads and the others stand by; of two they share the units",
+    )
+    parser.add_argument("--stages", type=int, choices=(1, 2), default=1)
     parser.add_argument("--faults", default="mix:6")
     parser.add_argument(
         "--directory", type=Path, default=None, help="a new directory for logs and data, kept; default: a temporary one"
@@ -480,6 +496,7 @@ def main() -> int:
             given.workers,
             given.faults,
             Path(folder),
+            given.stages,
         )
         result = measure(plan)
     print(table(result))

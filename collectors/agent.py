@@ -323,7 +323,7 @@ def build(config: Config, clock: Clock, bus: Bus | None = None) -> Agent:
     boot_id = uuid.uuid4().hex[:16]
     block = topics.node_block(node, collector.rack)
     before = Predecessor(spool_directory, boot_id)
-    outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics, before)
+    outbox = Outbox(config.cluster, node, boot_id, block, clock, spool, metrics, before, alias=uuid.uuid4().hex[:16])
     ranks = RankBoard(spool_directory / "ranks.json", clock)
     context = Context(
         node, clock, Files(collector.root, clock), ranks, outbox, metrics, spool_directory, config.run_dir, Facts()

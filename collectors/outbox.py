@@ -39,7 +39,10 @@ class Outbox:
     Parameters
     ----------
     boot_id
-        Of this run of the agent; with `seq` per record kind it orders what one agent says.
+        Of this run of the agent; with `seq` per record kind it orders what one agent says. Who knows it may speak for the node
+        (`streams.voices`).
+    alias
+        What stands in its place where other collectors read: as random, and no way leads from it to the boot id.
     block
         Partition key of the node.
     before
@@ -56,8 +59,10 @@ class Outbox:
         spool: Spool,
         metrics: Metrics,
         before: Predecessor | None = None,
+        alias: str = "",
     ) -> None:
         self._header = {"cluster": cluster, "node": node, "boot_id": boot_id}
+        self._alias = alias
         self._before = before
         self._block = block
         self._clock = clock
@@ -147,6 +152,8 @@ class Outbox:
         """The record with its header, encoded. Under the lock: entries are kept in the order of their numbers."""
         seq = self._seq[type(record)] = self._seq.get(type(record), -1) + 1
         header: dict[str, object] = {**self._header, "seq": seq, "observed_at_ns": record.observed_at_ns or now_ns}
+        if topic in topics.READ_BY_COLLECTORS:
+            header["boot_id"] = self._alias
         if self._before is not None and isinstance(record, Tick):
             header["succeeds"] = self._before.spoken()
         stamped = msgspec.structs.replace(record, **header)

@@ -66,6 +66,9 @@ STAGED: tuple[Topic, ...] = (SUMMARIES, UNITS)
 """Needed beside the others where detection runs in two stages."""
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in (*ALL, *STAGED)}
 
+READ_BY_COLLECTORS: frozenset[str] = frozenset({TOPOLOGY.name, CONTROL.name})
+"""Topics that a collector has to read, and so whoever took one over: no record in them may hold what proves who speaks for a node."""
+
 RAW: tuple[Topic, ...] = (TICKS, STEPS, EVENTS, LOGS, CATALOG, TOPOLOGY)
 """What the detection stage reads."""
 

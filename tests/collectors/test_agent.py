@@ -31,6 +31,7 @@ from trainwarden.bus import FailureHandler
 from trainwarden.bus.memory import MemoryBus
 from trainwarden.clock import NS_PER_MS, NS_PER_S, SimulatedClock, SystemClock
 from trainwarden.config import Config, from_table
+from trainwarden.embedded.ports import free_port
 from trainwarden.errors import BusError, ConfigError, NoTopicError, UsageError
 from trainwarden.records import Catalog, DeadLetter, LogEvent, Record, StepReport, StepRow, Tick, TopologyEvent, decode
 from trainwarden.selfmetrics import Metrics
@@ -571,6 +572,22 @@ def test_two_agents_on_one_host(tmp_path: Path, bus: MemoryBus) -> None:
         for one in agents:
             one.close()
     assert {t.node for t in published(bus, Tick, topics.TICKS)} == {"n0", "n1"}
+
+
+def test_what_collectors_read_does_not_hold_the_boot_id_of_any(tmp_path: Path, bus: MemoryBus) -> None:
+    """Who took a collector over reads these topics; with the boot id of a neighbour it could speak in that one's name."""
+    agent = build(config_of(tmp_path, "n0", rail_address="127.0.0.1", probe_port=free_port()), SystemClock(), bus)
+    read = (agent._parts.learner or pytest.fail("it learns from nobody"))._topics
+    agent.start()
+    agent.tick()
+    agent.close()
+    (boot,) = {tick.boot_id for tick in published(bus, Tick, topics.TICKS)}
+    told = [message.value for topic in read for log in bus.partitions(topic) for message in log]
+    assert set(read) == topics.READ_BY_COLLECTORS
+    assert told
+    assert all(boot.encode() not in value for value in told)
+    (alias,) = {event.boot_id for event in published(bus, TopologyEvent, topics.TOPOLOGY)}
+    assert len(alias) == len(boot), "two runs of a collector are told apart by it"
 
 
 def test_two_agents_with_one_name_are_refused(tmp_path: Path, bus: MemoryBus) -> None:
