@@ -58,6 +58,10 @@ class StoreConfig:
         500, "age of a batch; up to twenty times this where inserting would take over a twentieth of the time"
     )
     batch_rows: int = option(500_000, "rows that close a batch early")
+    nice: int = option(
+        5,
+        "by so much (0 to 19) the embedded store gives way to others on its machine: what it merges may wait, detection not",
+    )
     metrics_listen: str = option("", "host:port of the writer's Prometheus page; empty: none")
 
     @property
@@ -220,17 +224,19 @@ def from_table(table: Mapping[str, Any]) -> Config:
         config = parse_settings(Config, own, "")
     except ConfigError as error:
         raise ConfigError(str(error).replace("policy_table", "policy")) from None
-    _require_positive(config)
+    _require_sense(config)
     config.policy  # noqa: B018 - a wrong policy is an error at load, not at the first incident
     return config
 
 
-def _require_positive(config: Config) -> None:
-    """Times that are a cadence: at 0 a loop would divide by it, or never rest."""
+def _require_sense(config: Config) -> None:
+    """Numbers within their limits; of times that are a cadence: at 0 a loop would divide by it, or never rest."""
     for table, key in (("collector", "interval_ms"), ("streams", "cut_ms"), ("streams", "snapshot_s")):
         value = getattr(getattr(config, table), key)
         if value <= 0:
             raise ConfigError(f"{table}.{key}: found {value:g}, expected a time above 0")
+    if not 0 <= config.store.nice <= 19:
+        raise ConfigError(f"store.nice: found {config.store.nice}, expected 0 (as others) to 19 (after all others)")
     if config.streams.stages not in (1, 2):
         raise ConfigError(f"streams.stages: found {config.streams.stages}, expected 1 or 2")
     if config.risk.burst < 1:

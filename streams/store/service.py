@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,9 @@ def run(
 ) -> None:
     """Serve (embedded mode) and write until `stop` is set; without `stop`, until SIGTERM or SIGINT.
 
+    In embedded mode the process gives way by `store.nice`: a merge takes both cores of a small machine for seconds, and a worker beside it
+    must not wait that long.
+
     Raises
     ------
     UnavailableError
@@ -43,6 +47,8 @@ def run(
     for chatty in ("urllib3.connectionpool", "clickhouse_connect"):
         logging.getLogger(chatty).setLevel("ERROR")  # each failure is one line of the writer's already
     collect_rarely()
+    if config.store.directory is not None:
+        os.nice(config.store.nice)  # threads inherit it: before the engine starts its own
     clock = clock or SystemClock()
     stop = stop or stop_event()
     connection = bus.connect(config.kafka)

@@ -27,6 +27,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policy": {"kinds": {"link_down": {"raech": "act"}}}}, "unknown key 'raech'"),
     ({"cluster": 5}, "cluster: found 5"),
     ({"collector": {"interval_ms": 0}}, r"collector\.interval_ms: found 0, expected a time above 0"),
+    ({"store": {"nice": -5}}, r"store\.nice: found -5, expected 0 \(as others\) to 19"),
     ({"streams": {"cut_ms": 0}}, r"streams\.cut_ms: found 0, expected a time above 0"),
     ({"streams": {"snapshot_s": 0}}, r"streams\.snapshot_s: found 0, expected a time above 0"),
 ]

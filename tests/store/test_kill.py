@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.store.server import StoreProcess
 from trainwarden.bus import Bus
 from trainwarden.bus import connect as connect_bus
 from trainwarden.clock import SystemClock
+from trainwarden.config import StoreConfig
 from trainwarden.embedded.ports import free_port
 from trainwarden.embedded.tansu import TansuBroker
 from trainwarden.errors import TrainwardenError
@@ -190,6 +192,15 @@ def test_killed_embedded_store_loses_and_doubles_nothing(bus_url: str, tmp_path:
     last = start()
     try:
         assert wait_for(url, feed) == expected(feed.rounds)
+        told = {named for named in priorities(last.pid) if named[0] in ("MergeMutate", "BgSchPool")}
+        nice = min(os.nice(0) + StoreConfig().nice, 19)
+        assert told == {("MergeMutate", nice), ("BgSchPool", nice)}
     finally:
         last.terminate()
         assert last.wait(90) == 0
+
+
+def priorities(pid: int) -> set[tuple[str, int]]:
+    """Name and nice value of each thread of a process."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    return {((task / "comm").read_text().strip(), os.getpriority(os.PRIO_PROCESS, int(task.name))) for task in tasks}
