@@ -31,6 +31,7 @@ from streams.beside import Beside
 from streams.cycles import collect_rarely
 from streams.detect import Pipeline
 from streams.health import WorkerHealth
+from streams.heap import give_back
 from streams.pulse import Pulse, StoodStill
 from streams.quiet import quieten
 from streams.reading import (
@@ -455,6 +456,8 @@ class RawService:
         del captured  # it may be hundreds of megabytes, and the broker take its time
         took_s = captured_s + loop.time() - started_s
         await self._outlet.deliver(messages)
+        del messages
+        await self._packing.run(give_back)
         self._metrics.observe_ms("tw_snapshot_ms", 1000 * took_s)
         self._metrics.set("tw_snapshot_bytes", size_bytes)
         wanted_s = max(self._config.streams.snapshot_s, min(took_s / SNAPSHOT_SHARE, SNAPSHOT_LATEST_S))
