@@ -130,7 +130,9 @@ def score(
     """
     result = Score(run, incidents=[_said(i, labels) for i in incidents], clean=not labels, node_days=node_days)
     for label in labels:
-        _judge(result, label, incidents, able)
+        # what is said of another fault at the same time is not a wrong word about this one
+        about = [i for i in incidents if _fits(i, label) or not any(_fits(i, other) for other in labels)]
+        _judge(result, label, about, able)
     result.false_actions = [_name(i) for i in incidents if drastic(i) and not any(_deserved(i, x) for x in labels)]
     stray = [i for i in incidents if _is_told(i) and not any(_excused(i, label) for label in labels)]
     result.false_incidents = [_name(i) for i in stray if _name(i) not in result.false_actions]

@@ -74,6 +74,17 @@ def test_a_fault_that_returns_while_its_incident_is_open_was_named() -> None:
     assert score("r", [incident("link_down", "node3", at_s=31, closed_s=35)], flaps, ABLE).missed == ["link_flap"]
 
 
+def test_of_two_faults_at_once_what_is_said_of_one_is_no_wrong_culprit_of_the_other() -> None:
+    both = [label("cpu_throttle", "node2"), label("slow_loader", "node0", start_s=31)]
+    said = [incident("data_slow", "node0", at_s=36), incident("compute_slow", "node2", at_s=40)]
+    result = score("r", said, both, ABLE)
+    assert result.right
+    assert result.first_accused_right == 2
+    innocent = score("r", [incident("data_slow", "node1", at_s=35), *said], both, ABLE)
+    assert not innocent.right
+    assert innocent.first_accused_right == 0
+
+
 def test_kinds_that_no_detector_can_say_are_told_apart_from_misses() -> None:
     result = score("r", [], [label("sdc_bitflip", "node2")], frozenset({"rank_killed"}))
     assert (result.skipped, result.missed) == (["sdc_bitflip"], [])
