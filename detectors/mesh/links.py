@@ -33,6 +33,7 @@ from trainwarden.topology import JobLayout, Topology
 _FABRIC = "fabric|"
 _SUBNET = ("leaf", "rail")
 _SMALL_MESH = 4.0
+_LEAST_EVEN = 4
 _LEAST_WAYS = 5
 """Bad probes before it is asked whether they pass one shared part; weak signs must be more."""
 _MUTE, _MUTED_AFTER = 2, 3
@@ -84,6 +85,10 @@ class MeshSettings:
     fabric_loss_risk: float = option(
         1e-4,
         "the fabric loses packets when beside its worst node chance would show as many lost probes with at most this probability",
+    )
+    even_factor: float = option(
+        2.0,
+        "or when all nodes of a job that suffers, four at least, send far more again than ever, none so many times the median",
     )
     sure_loss_s: float = option(8.0, "and when the losses spread over so long")
     marked_share: float = option(
@@ -144,7 +149,7 @@ class MeshLinkDetector(Detector):
     """Says `link_slow`, `link_down`, `subnet_slow` or `fabric_slow`."""
 
     name = "mesh_links"
-    version = 4
+    version = 5
     kinds = ("link_slow", "link_down", "subnet_slow", "fabric_slow")
     false_alarms_per_node_day = 2e-3
     Settings = MeshSettings
@@ -287,6 +292,7 @@ class MeshLinkDetector(Detector):
         self._suspect_resending(tick, frame)
         self._suspect_sure_losses(tick, frame, dead | ~answered)
         self._suspect_lossy_fabric(tick, frame, dead | ~answered)
+        self._suspect_resending_everywhere(tick, frame)
         self._suspect_congestion(tick, frame, typical, known)
         self._suspect_shared(tick, frame, typical, slow | dead, known, found == Explanation())
         held = self._through_blamed(frame.topology) | self._between_marked(frame.topology)
@@ -571,6 +577,26 @@ class MeshLinkDetector(Detector):
             why = f"{int(lost.sum())} of {int(sent.sum())} probes between all nodes were lost, and most nodes send far more again than ever"
             first_ns, ratio = int(pairs.times[slots[first]]), float(lost.sum() / max(sent.sum(), 1.0))
             self._support("fabric_slow", _FABRIC, first_ns, tick.at_ns, ratio, why)
+
+    def _suspect_resending_everywhere(self, tick: AlignedTick, frame: Frame) -> None:
+        """All nodes of a job send far more again than ever, about as much each, and its steps stall: no one link does that. Probes, of
+        which there are few, may take half a minute to show it."""  # fmt: skip
+        surges, factor = self._state.surges, self.settings.even_factor
+        surging = surges.surging(RESENT_TCP, RESENT_RDMA)
+        if len(surging) < _LEAST_EVEN:
+            return
+        working = {node for layout in frame.topology.jobs() for node in layout.nodes}
+        if len(surging.keys() & working) < self.settings.marked_share * len(working):
+            return
+        for layout in frame.topology.jobs():
+            members, since_ns = set(layout.nodes), self._resends(layout, surging)
+            if (
+                since_ns
+                and len(members) >= _LEAST_EVEN
+                and surges.is_even(members, RESENT_TCP, RESENT_RDMA, times=factor)
+            ):
+                why = f"all {len(members)} nodes of a job send far more again than ever, none much more than the others"
+                self._support("fabric_slow", _FABRIC, since_ns, tick.at_ns, float(len(members)), why)
 
     def _resends(self, layout: JobLayout, surging: dict[str, int]) -> int:
         """Since when most nodes of a job that suffers send far more again than ever; 0 when they do not."""

@@ -25,6 +25,7 @@ _POOLED_SAMPLES = 30
 _BLOCK, _DECAY = 10, 0.98
 """Samples enter the record in blocks, a block late, so that what climbs is not chased; the record fades by half in six minutes."""
 _NEW_NORMAL_TICKS = 600
+_SUMMED = 8
 
 
 def _flat(*shape: int, fill: float = 0.0) -> Array:
@@ -35,7 +36,7 @@ class Surges(msgspec.Struct):
     """Nodes × counters: which newest samples were high, fading record of health, and since when each surges (0: it does not).
 
     `fresh` has the highest samples of the present block and of the one before, which are not yet part of the record; `samples` counts
-    those that are.
+    those that are. `newest` has the last samples themselves.
     """
 
     nodes: tuple[str, ...] = ()
@@ -47,6 +48,7 @@ class Surges(msgspec.Struct):
     samples: Array = msgspec.field(default_factory=lambda: np.zeros((0, len(_SOURCES)), dtype=np.int64))
     since_ns: Array = msgspec.field(default_factory=lambda: np.zeros((0, len(_SOURCES)), dtype=np.int64))
     high_ticks: Array = msgspec.field(default_factory=lambda: np.zeros((0, len(_SOURCES)), dtype=np.int64))
+    newest: Array = msgspec.field(default_factory=lambda: _flat(_SUMMED, 0, len(_SOURCES)))
 
     def put(self, tick: AlignedTick, owners: Owners) -> None:
         """One tick. Of nodes that are no longer expected nothing is kept."""
@@ -55,6 +57,7 @@ class Surges(msgspec.Struct):
         known, above = np.isfinite(now), np.zeros(now.shape, dtype=np.bool_)
         above[known] = (now > self._limit())[known]
         self.above = np.concatenate([self.above[1:], above[None]])
+        self.newest = np.concatenate([self.newest[1:], np.nan_to_num(now)[None]])
         self.times = np.append(self.times[1:], tick.at_ns)
         count = self.above.sum(axis=0)
         first_ns = self.times[np.argmax(self.above, axis=0)]
@@ -73,6 +76,18 @@ class Surges(msgspec.Struct):
         """Share of the nodes that have this counter of which it surges."""
         have = self.samples[:, counter] > 0
         return float((self.since_ns[have, counter] > 0).mean()) if have.any() else 0.0
+
+    def is_even(self, nodes: set[str], *counters: int, times: float) -> bool:
+        """Whether all of these nodes surge and none of them by more than so many times their median.
+
+        One node that loses what it gets and sends makes others send again too, but it sends again as much as all of them together, or
+        nothing where it only loses what it gets.
+        """
+        rows = np.array([row for row, node in enumerate(self.nodes) if node in nodes], dtype=np.int64)
+        if len(rows) < len(nodes) or not (self.since_ns[np.ix_(rows, counters)] > 0).any(axis=1).all():
+            return False
+        events = self.newest[:, rows][:, :, counters].max(axis=2).sum(axis=0)
+        return bool(events.max() <= times * np.median(events))
 
     def _limit(self) -> Array:
         """Per node and counter; infinite while too little is known."""
@@ -104,7 +119,7 @@ class Surges(msgspec.Struct):
             pad = np.full((*old.shape[:-2], 1, counters), fill, dtype=old.dtype)
             return np.concatenate([old, pad], axis=-2)[..., rows, :]
 
-        self.fresh = moved(self.fresh, np.nan)
+        self.fresh, self.newest = moved(self.fresh, np.nan), moved(self.newest, 0)
         self.above, self.record, self.samples, self.since_ns, self.high_ticks = (
             moved(old, 0) for old in (self.above, self.record, self.samples, self.since_ns, self.high_ticks)
         )

@@ -10,8 +10,9 @@ from detectors.state import Array, nan_array
 from detectors.steps.table import PLAIN_PHASES, StepTable
 from trainwarden.clock import NS_PER_S
 
-LOCAL, WAIT, DATA, DURATION, WORK = range(5)
+LOCAL, WAIT, DATA, DURATION, WORK, FORWARD, BACKWARD = range(7)
 """Rows of `JointStep.values`: milliseconds, and the samples (or tokens) of the step, NaN where the job does not say."""
+_UP_TO_WORK = 5
 
 MAX_VICTIMS = 64
 """A verdict names no more of those that wait: who waits in a large job is the job."""
@@ -22,8 +23,8 @@ _MAX_PENDING = 4096
 class JointStep(msgspec.Struct):
     """One step over all ranks.
 
-    `values` is 5 × world (local, wait, data, duration, work; NaN where a rank did not say), to be read only; `usual` false for steps that
-    are not plain training on every rank (first, evaluation, checkpoint).
+    `values` is rows × world (local, wait, data, duration, work, and where asked for forward, backward; NaN where a rank did not say), to be
+    read only; `usual` false for steps that are not plain training on every rank (first, evaluation, checkpoint).
     """
 
     step: int
@@ -37,7 +38,7 @@ class JointStep(msgspec.Struct):
 class Assembly(msgspec.Struct):
     """Open steps of one job. A step closes when every rank reported it or a later one, or 3 s after it was first heard of.
 
-    `newest` is the last step that each rank reported, -1 for none.
+    `newest` is the last step that each rank reported, -1 for none; `rows` how many of the rows of `JointStep.values` are kept.
     """
 
     job: str
@@ -48,6 +49,7 @@ class Assembly(msgspec.Struct):
     open_steps: dict[int, JointStep] = {}
     closed_up_to: int = -1
     last_heard_ns: int = 0
+    rows: int = _UP_TO_WORK
 
     def take(self, table: StepTable, now_ns: int, pipelined: bool = False) -> bool:
         """Take a frame's reports in; True when they began a newer attempt (or a world of another size), and open steps were forgotten.
@@ -97,27 +99,29 @@ class Assembly(msgspec.Struct):
             step = int(table.step[0])
             self.newest = np.maximum(self.newest, step)
             if step > self.closed_up_to:
-                self.open_steps[step] = _whole(step, table, columns, now_ns)
+                self.open_steps[step] = _whole(step, table, columns, self.rows, now_ns)
             return
         fits = (table.step > self.closed_up_to) & (table.rank >= 0) & (table.rank < self.world)
         np.maximum.at(self.newest, table.rank[fits], table.step[fits])
         for step, rows in rows_by_step(table.step, fits):
             joint = self.open_steps.get(step)
             if joint is None:
-                joint = self.open_steps[step] = JointStep(step, 2**63 - 1, now_ns, True, nan_array(5, self.world))
+                joint = self.open_steps[step] = JointStep(
+                    step, 2**63 - 1, now_ns, True, nan_array(self.rows, self.world)
+                )
             fresh = rows[np.isnan(joint.values[DURATION, table.rank[rows]])]
             if not fresh.size:
                 continue
-            joint.values[:, table.rank[fresh]] = columns.values[:, fresh]
+            joint.values[:, table.rank[fresh]] = columns.values[: self.rows, fresh]
             joint.usual &= bool(columns.plain[fresh].all())
             joint.started_at_ns = min(joint.started_at_ns, int(table.whole("started_at_ns")[fresh].min()))
             joint.seen = int(np.isfinite(joint.values[DURATION]).sum())
 
 
-def _whole(step: int, table: StepTable, columns: JointColumns, now_ns: int) -> JointStep:
+def _whole(step: int, table: StepTable, columns: JointColumns, rows: int, now_ns: int) -> JointStep:
     """A step that all ranks report at once, in order: the columns are its matrix, nothing is copied."""
     started_ns, seen = int(table.started_ns.min()), int(np.isfinite(columns.values[DURATION]).sum())
-    return JointStep(step, started_ns, now_ns, bool(columns.plain.all()), columns.values, seen)
+    return JointStep(step, started_ns, now_ns, bool(columns.plain.all()), columns.values[:rows], seen)
 
 
 class JointColumns(msgspec.Struct):
@@ -128,7 +132,7 @@ class JointColumns(msgspec.Struct):
 
 
 def joint_columns(table: StepTable, pipelined: bool = False) -> JointColumns:
-    """Local time, wait, data, duration and work of each row; made once per table.
+    """Local time, wait, data, duration, work, forward and backward of each row; made once per table.
 
     Local is what is left of a step without the wait for the reduction. In a pipeline that would still hold the wait for the neighbouring
     stages, which all ranks of a replica share: there it is input, forward and backward, where a row says how long they took.
@@ -144,7 +148,8 @@ def _joint_columns(table: StepTable) -> JointColumns:
     if len(set(table.sampled("samples").tolist())) > 1:
         samples = table.whole("samples").astype(np.float64)
         samples[samples <= 0] = np.nan
-    values = np.stack([duration - wait - checkpoint, wait, table.number("data_ms"), duration, samples])
+    local, phases = duration - wait - checkpoint, (table.number("forward_ms"), table.number("backward_ms"))
+    values = np.stack([local, wait, table.number("data_ms"), duration, samples, *phases])
     return JointColumns(values, np.isin(table.phase, PLAIN_PHASES) & (checkpoint == 0.0))
 
 

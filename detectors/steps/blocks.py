@@ -8,21 +8,23 @@ from msgspec import structs
 
 from detectors.robust import median_of_known
 from detectors.state import Array, nan_array
-from detectors.steps.assembly import DATA, DURATION, LOCAL, WAIT, WORK, JointStep
+from detectors.steps.assembly import BACKWARD, DATA, DURATION, FORWARD, LOCAL, WAIT, WORK, JointStep
 from detectors.steps.peers import Floats, Groups, excess_in_groups
 
 SCALE_OF_MAD = 1.4826
 SCALE_OF_MEAN_DEVIATION = 1.2533
 FLOOR_SHARE_OF_STEP = 0.015
 """No rank is steadier than this share of a step: below it, timer and scheduler noise decide."""
+PHASES = (DATA, FORWARD, BACKWARD)
+"""Phases that are judged by themselves, in the order of `Block.phases`."""
 
 
 class Block(msgspec.Struct):
     """What one block of steps says about each rank. Arrays over ranks, milliseconds, float32 (many blocks are kept).
 
     `step_ms` and `data_ms` are the middle of all ranks: the step, and its wait for input.
-    `excess`, `data_excess` and `wait_excess` are medians over the steps of the distance to the other peers' median. `slowest` counts the
-    `steps` in which a rank was farther behind its usual place than all peers that nobody suspects.
+    `excess`, `phases` (phases × ranks) and `wait_excess` are medians over the steps of the distance to the other peers' median. `slowest`
+    and `phase_slowest` count the `steps` in which a rank was farther behind its usual place than all peers that nobody suspects.
     """
 
     start_ns: int
@@ -31,10 +33,11 @@ class Block(msgspec.Struct):
     data_ms: float
     local_ms: Array
     excess: Array
-    data_excess: Array
+    phases: Array
     wait_excess: Array
     steps: int = 0
     slowest: Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    phase_slowest: Array = msgspec.field(default_factory=lambda: np.zeros((len(PHASES), 0), dtype=np.int32))
 
 
 def slowest_of_peers(behind: Floats, suspected: Array, groups: Groups) -> Array:
@@ -63,20 +66,23 @@ def slowest_of_peers(behind: Floats, suspected: Array, groups: Groups) -> Array:
     return found
 
 
-def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats]:
-    """A block from plain steps of one attempt, oldest first, and the local excess of each rank in each step (steps × ranks)."""
+def fold(steps: list[JointStep], groups: Groups) -> tuple[Block, Floats, Floats]:
+    """A block from plain steps of one attempt, oldest first; the local excess of each rank in each step (steps × ranks), and that of its
+    phases (phases × steps × ranks)."""  # fmt: skip
     values = np.stack([step.values for step in steps])
     excess = excess_in_groups(values[:, LOCAL], groups)
     durations = values[:, DURATION]
     last = steps[-1]
     end_ns = last.started_at_ns + int(np.nan_to_num(_median(durations[-1])) * 1e6)
-    data, wait = excess_in_groups(np.nan_to_num(values[:, DATA]), groups), excess_in_groups(values[:, WAIT], groups)
-    local, behind, behind_data, behind_wait = (_middle(part) for part in (values[:, LOCAL], excess, data, wait))
-    waits = float(np.nan_to_num(_median(values[:, DATA])))
-    block = Block(
-        steps[0].started_at_ns, end_ns, _median(durations), waits, local, behind, behind_data, behind_wait, len(steps)
+    values[:, DATA] = np.nan_to_num(values[:, DATA])
+    phases = np.stack([excess_in_groups(values[:, phase], groups) for phase in PHASES])
+    local, behind, wait = (
+        _middle(part) for part in (values[:, LOCAL], excess, excess_in_groups(values[:, WAIT], groups))
     )
-    return block, excess
+    by_phase = np.stack([_middle(part) for part in phases])
+    waits = float(np.nan_to_num(_median(values[:, DATA])))
+    block = Block(steps[0].started_at_ns, end_ns, _median(durations), waits, local, behind, by_phase, wait, len(steps))
+    return block, excess, phases
 
 
 def divided_by_work(step: JointStep, groups: Groups) -> JointStep:
@@ -93,7 +99,7 @@ def divided_by_work(step: JointStep, groups: Groups) -> JointStep:
         known = work[members][np.isfinite(work[members])]
         if known.size:
             more = np.maximum(np.nan_to_num(work[members] / np.median(known), nan=1.0), 1.0)
-            values[LOCAL, members] /= more
+            values[np.ix_((LOCAL, FORWARD, BACKWARD), members)] /= more
     return structs.replace(step, values=values)
 
 
@@ -130,11 +136,7 @@ class Usual(msgspec.Struct):
         weight = max(1.0 / (self.blocks + 1), forgetting)
         bound = 3.0 * self.limit_scale(block.step_ms) if self.blocks > 3 else np.full_like(self.scale, np.inf)
         open_ranks = ~frozen & np.isfinite(block.excess)
-        away = np.clip(block.excess - self.excess, -bound, bound)
-        self.excess = np.where(open_ranks, self.excess + weight * away, self.excess)
-        self.scale = np.where(
-            open_ranks, self.scale + weight * (SCALE_OF_MEAN_DEVIATION * np.abs(away) - self.scale), self.scale
-        )
+        self.excess, self.scale = moved(self.excess, self.scale, block.excess, bound, weight, open_ranks)
         self.local_ms = _towards(self.local_ms, block.local_ms, weight, open_ranks)
         self.wait_excess = _towards(self.wait_excess, block.wait_excess, weight, open_ranks)
         if not hold and not frozen.any():
@@ -176,6 +178,13 @@ class Usual(msgspec.Struct):
         self.wait_excess = np.nan_to_num(block.wait_excess).astype(np.float64)
         self.scale = np.zeros_like(self.excess)
         self.blocks = 1
+
+
+def moved(place: Array, scale: Array, seen: Array, bound: Array, weight: float, where: Array) -> tuple[Array, Array]:
+    """A usual place and its scale, moved towards what was seen, by innovations within `bound`, where `where` is true."""
+    away = np.clip(seen - place, -bound, bound)
+    wider = scale + weight * (SCALE_OF_MEAN_DEVIATION * np.abs(away) - scale)
+    return np.where(where, place + weight * away, place), np.where(where, wider, scale)
 
 
 def _middle(values: Floats) -> Array:

@@ -2,7 +2,8 @@
 
 In synchronous training every rank's *step* grows when one rank is slow; only the guilty one's local time grows, and its wait shrinks.
 Both are compared with the peers (ranks of the same stage) in the same steps and with the rank's own usual place among them, over blocks of
-steps. Where a layout says that the peers do the same work, a rank that was slow from the beginning stands apart from them as well.
+steps; so are the phases of the local time, each by itself. Where a layout says that the peers do the same work, a rank that was slow from
+the beginning stands apart from them as well.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from scipy.special import bdtrc
 from detectors.base import Detector, Frame, series_evidence
 from detectors.state import Array, decode_state, encode_state, nan_array
 from detectors.steps import stalls as singular
-from detectors.steps.assembly import DURATION, MAX_VICTIMS, Assembly, JointStep
-from detectors.steps.blocks import SCALE_OF_MAD, Block, Usual, divided_by_work, fold, slowest_of_peers
+from detectors.steps.assembly import BACKWARD, DATA, DURATION, MAX_VICTIMS, Assembly, JointStep
+from detectors.steps.blocks import PHASES, SCALE_OF_MAD, Block, Usual, divided_by_work, fold, slowest_of_peers
 from detectors.steps.peers import Floats, Groups, excess_in_groups, is_pipelined, peer_groups
+from detectors.steps.phases import NAMES, PhaseWatch
 from detectors.steps.silence import forget_silent
 from detectors.steps.stalls import Stall
 from detectors.steps.table import StepTable, tables_of
@@ -48,6 +50,9 @@ class StragglerSettings:
     warm_blocks: int = option(10, "blocks to learn from before anybody can be blamed")
     forgetting: float = option(0.03, "weight of a block in the usual place of each rank, once that is learnt")
     alarm_score: float = option(12.0, "height of the change-point sum (in scales, after allowance) that blames")
+    phase_alarm_score: float = option(
+        15.0, "height of the sum that blames by one phase of the step alone: higher, because several are looked at"
+    )
     allowance: float = option(1.25, "scales above its usual place that a rank may lie without adding to the sum")
     least_s: float = option(5.0, "a slow stretch shorter than this is a hiccup")
     least_blocks: int = option(4, "and so is one of fewer blocks")
@@ -90,7 +95,7 @@ class StragglerSettings:
 
 
 class Blame(msgspec.Struct):
-    """An open opinion about one rank (or about the job, rank -1)."""
+    """An open opinion about one rank (or about the job, rank -1); `phase` says in which phase alone it shows, -1 for none."""
 
     kind: str
     node: str
@@ -100,6 +105,7 @@ class Blame(msgspec.Struct):
     stalling: bool
     said_ns: int = 0
     calm_since_ns: int = 0
+    phase: int = -1
 
 
 class JobState(msgspec.Struct):
@@ -121,6 +127,7 @@ class JobState(msgspec.Struct):
     spike_ms: Array = msgspec.field(default_factory=lambda: nan_array(0))
     slow_since_ns: int = 0
     blames: dict[str, Blame] = {}
+    watch: PhaseWatch = msgspec.field(default_factory=PhaseWatch)
 
 
 class State(msgspec.Struct):
@@ -137,7 +144,7 @@ class StragglerDetector(Detector):
 
     name = "straggler"
     kinds = ("compute_slow", "data_slow", "job_slow")
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     false_alarms_per_node_day: ClassVar[float] = 0.02
     Settings = StragglerSettings
     settings: StragglerSettings
@@ -150,7 +157,7 @@ class StragglerDetector(Detector):
     def update(self, frame: Frame) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for job, table in tables_of(frame).items():
-            state = self._state.jobs.setdefault(job, JobState(Assembly(job), Usual()))
+            state = self._state.jobs.setdefault(job, JobState(Assembly(job, rows=BACKWARD + 1), Usual()))
             self._take_in(state, table, frame.now_ns, is_pipelined(frame.topology.job(job)))
         for job, state in self._state.jobs.items():
             for step in state.assembly.close(frame.now_ns):
@@ -211,25 +218,32 @@ class StragglerDetector(Detector):
     def _block(self, state: JobState, steps: list[JointStep], layout: JobLayout | None) -> list[Verdict]:
         self._settle_ranks(state, layout)
         steps = [divided_by_work(step, state.groups) for step in steps]
-        block, excess = fold(steps, state.groups)
+        block, excess, phases = fold(steps, state.groups)
         if not np.isfinite(block.step_ms):
             return []
         kept = _KEPT_BLOCKS if len(state.keys) <= _LARGE else _KEPT_BLOCKS_LARGE
         state.blocks = [*state.blocks[1 - kept :], block]
         if state.usual.blocks < self.settings.warm_blocks:
             state.usual.learn(block, np.zeros(len(state.keys), dtype=np.bool_), self.settings.forgetting)
+            self._learn_phases(state, block)
             self._compare_with_peers(state)
             return []
         suspected = self._frozen(state)
         self._advance(state, block)
         block.slowest = slowest_of_peers(excess - state.usual.excess, suspected, state.groups)
+        state.watch.count_slowest(block, phases, self._frozen_phases(state), state.groups)
         self._count_stalls(state, steps, excess)
-        verdicts = self._blame_steady(state, block) + self._blame_stalls(state, block) + self._blame_job(state, block)
-        verdicts += self._review(state, block)
+        verdicts = self._blame_steady(state, block) + self._blame_phases(state, block)
+        verdicts += self._blame_stalls(state, block) + self._blame_job(state, block) + self._review(state, block)
         slow_ns = block.end_ns - state.slow_since_ns if state.slow_since_ns else 0
         hold = 0 < slow_ns < _NEW_NORMAL_NS
         state.usual.learn(block, self._frozen(state), self.settings.forgetting, hold)
+        self._learn_phases(state, block)
         return verdicts
+
+    def _learn_phases(self, state: JobState, block: Block) -> None:
+        step_ms = max(block.step_ms, state.usual.step_ms)
+        state.watch.learn(block, self._frozen_phases(state), self.settings.forgetting, step_ms)
 
     def _settle_ranks(self, state: JobState, layout: JobLayout | None) -> None:
         """Carry each rank's usual place over to the numbers of this attempt: places belong to nodes, not to rank numbers."""
@@ -245,6 +259,7 @@ class StragglerDetector(Detector):
         old = {key: number for number, key in enumerate(state.keys)}
         places = [old.get(key, -1) for key in keys]
         state.usual = state.usual.resized(places) if state.usual.blocks else Usual()
+        state.watch = state.watch.resized(places)
         spikes = np.append(state.spike_ms, np.median(state.spike_ms) if len(state.spike_ms) else 0.0)
         state.spike_ms = spikes[[place if place >= 0 else len(spikes) - 1 for place in places]]
         state.keys = keys
@@ -256,7 +271,7 @@ class StragglerDetector(Detector):
         if state.groups and (len(sizes) > 1 or len(state.groups) > 1 or same_work != state.same_work):
             same = len(state.groups) == len(groups) and all(map(np.array_equal, state.groups, groups))
             if not same or same_work != state.same_work:
-                state.usual, state.blocks, state.stalls = Usual(), [], []
+                state.usual, state.watch, state.blocks, state.stalls = Usual(), PhaseWatch(), [], []
         state.groups, state.same_work = groups, same_work
 
     def _compare_with_peers(self, state: JobState) -> None:
@@ -280,6 +295,8 @@ class StragglerDetector(Detector):
         running = state.score > 0
         state.run_start_ns = np.where(running & (state.run_blocks == 0), block.start_ns, state.run_start_ns)
         state.run_blocks = np.where(running, state.run_blocks + 1, 0)
+        step_ms, limit = max(block.step_ms, state.usual.step_ms), 2.0 * self.settings.phase_alarm_score
+        state.watch.advance(state.blocks, state.groups, step_ms, self.settings.allowance, limit)
 
     def _scale_now(self, state: JobState, block: Block) -> Array:
         """Own usual scale, or the spread that the *other* ranks show just now when the machine is restless."""
@@ -291,32 +308,59 @@ class StragglerDetector(Detector):
         restless = spread - excess_in_groups(spread[None, :].astype(np.float64), state.groups)[0]
         return np.asarray(np.maximum(own, restless))
 
-    def _run(self, state: JobState, rank: int) -> list[Block]:
-        return state.blocks[-min(int(state.run_blocks[rank]), len(state.blocks)) :]
+    def _run(self, state: JobState, rank: int, phase: int = -1) -> list[Block]:
+        count = int(state.run_blocks[rank] if phase < 0 else state.watch.run_blocks[phase, rank])
+        return state.blocks[-min(count, len(state.blocks)) :]
 
     def _blame_steady(self, state: JobState, block: Block) -> list[Verdict]:
         verdicts = []
         suspects = np.flatnonzero(state.score >= self.settings.alarm_score)
-        for rank in self._few_of_their_peers(
-            state, [int(r) for r in suspects if self._is_guilty(state, block, int(r))]
-        ):
+        guilty = [int(r) for r in suspects if self._is_guilty(state, block, int(r))]
+        for rank in self._few_of_their_peers(state, guilty, state.run_start_ns):
             run = self._run(state, rank)
             if not self._is_no_chance(state, run, rank):
                 continue
             excess = _mean_over(run, "excess", rank) - float(state.usual.excess[rank])
-            data_ms = _mean_over(run, "data_excess", rank)
+            data_ms = _mean_phase(run, PHASES.index(DATA), rank)
             kind = "data_slow" if data_ms > 0.5 * excess else "compute_slow"
             blame = Blame(kind, state.assembly.nodes[rank], rank, int(state.run_start_ns[rank]), excess, False)
             verdicts += self._open(state, blame, block)
         return verdicts
 
-    def _few_of_their_peers(self, state: JobState, guilty: list[int]) -> list[int]:
+    def _blame_phases(self, state: JobState, block: Block) -> list[Verdict]:
+        """One phase is steadily longer than it ever was beside the peers', and costs the job as much."""
+        verdicts, watch = [], state.watch
+        for phase, scores in enumerate(watch.score):
+            suspects = np.flatnonzero(scores >= self.settings.phase_alarm_score).tolist()
+            guilty = [rank for rank in suspects if self._is_guilty_in(state, block, phase, rank)]
+            for rank in self._few_of_their_peers(state, guilty, watch.run_start_ns[phase]):
+                longer = _mean_phase(self._run(state, rank, phase), phase, rank) - float(watch.excess[phase, rank])
+                kind = "data_slow" if PHASES[phase] == DATA else "compute_slow"
+                onset_ns, node = int(watch.run_start_ns[phase, rank]), state.assembly.nodes[rank]
+                verdicts += self._open(state, Blame(kind, node, rank, onset_ns, longer, False, phase=phase), block)
+        return verdicts
+
+    def _is_guilty_in(self, state: JobState, block: Block, phase: int, rank: int) -> bool:
+        settings, watch = self.settings, state.watch
+        lasted_ns = block.end_ns - int(watch.run_start_ns[phase, rank])
+        if lasted_ns < settings.least_s * NS_PER_S or watch.run_blocks[phase, rank] < settings.least_blocks:
+            return False
+        run, usual_ms = self._run(state, rank, phase), float(watch.excess[phase, rank])
+        longer = _mean_phase(run, phase, rank) - usual_ms
+        above = [kept.phases[phase, rank] - usual_ms > 0.3 * longer for kept in run]
+        if np.mean(above) < settings.steady_share or not self._costs(state, run, rank, longer):
+            return False
+        excess = _mean_over(run, "excess", rank) - float(state.usual.excess[rank])
+        step_ms = float(np.mean([kept.step_ms for kept in run]))
+        return excess >= 0.5 * settings.least_share * step_ms and self._is_no_chance(state, run, rank, phase)
+
+    def _few_of_their_peers(self, state: JobState, guilty: list[int], run_start_ns: Array) -> list[int]:
         """Where most peers are slower, or several nodes since the same moment, it is not for a reason of their own."""
         few: list[int] = []
         for members in state.groups if guilty else ():
             mine = np.intersect1d(guilty, members)
             nodes = {state.assembly.nodes[rank] for rank in members.tolist()}
-            together = _at_once(state, mine.tolist(), int(self.settings.together_s * NS_PER_S))
+            together = _at_once(state, mine.tolist(), run_start_ns, int(self.settings.together_s * NS_PER_S))
             shared = together >= 3 and together > self.settings.together_share * len(nodes)
             few += mine.tolist() if 2 * len(mine) <= len(members) and not shared else []
         return sorted(few)
@@ -330,27 +374,32 @@ class StragglerDetector(Detector):
             return False
         run = self._run(state, rank)
         excess = _mean_over(run, "excess", rank) - float(usual.excess[rank])
+        above = [kept.excess[rank] - usual.excess[rank] > 0.3 * excess for kept in run]
+        return bool(np.mean(above) >= settings.steady_share) and self._costs(state, run, rank, excess)
+
+    def _costs(self, state: JobState, run: list[Block], rank: int, excess_ms: float) -> bool:
+        """Whether so much more than usual is worth a word, is its own time rather than waiting, and is waited for."""
+        usual, least = state.usual, 0.35 * excess_ms
         local_rise = _mean_over(run, "local_ms", rank) - float(usual.local_ms[rank])
         wait_fall = float(usual.wait_excess[rank]) - _mean_over(run, "wait_excess", rank)
         step_ms = float(np.mean([kept.step_ms for kept in run]))
-        above = [kept.excess[rank] - usual.excess[rank] > 0.3 * excess for kept in run]
-        if np.mean(above) < settings.steady_share:
-            return False
-        costs = excess >= settings.least_share * step_ms and self._is_waited_for(state, run, rank)
-        return costs and local_rise >= 0.35 * excess and wait_fall >= 0.35 * excess
+        matters = excess_ms >= self.settings.least_share * step_ms and self._is_waited_for(state, run, rank)
+        return matters and local_rise >= least and wait_fall >= least
 
-    def _is_no_chance(self, state: JobState, run: list[Block], rank: int) -> bool:
+    def _is_no_chance(self, state: JobState, run: list[Block], rank: int, phase: int = -1) -> bool:
         """Whether it was the slowest of its peers more often than drawing lots would make it.
 
         If nobody is slow for a reason of his own, each step is as likely to hit any peer, whatever its times are distributed like and
-        however restless the job is just now: the count is binomial. Blocks of the warm-up count no steps.
+        however restless the job is just now: the count is binomial. Blocks of the warm-up count no steps. Phases share the risk.
         """
         size = next(len(members) for members in state.groups if rank in members)
         counted = [block for block in run if len(block.slowest)]
         steps = sum(block.steps for block in counted)
-        hits = sum(int(block.slowest[rank]) for block in counted)
+        slowest = [block.slowest if phase < 0 else block.phase_slowest[phase] for block in counted]
+        hits = sum(int(count[rank]) for count in slowest)
         chance = float(bdtrc(hits - 1, steps, 1.0 / size)) if hits else 1.0
-        return bool(size * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps)))
+        looks = size if phase < 0 else size * len(PHASES)
+        return bool(looks * chance <= max(self.settings.order_risk, size ** (1 - self.settings.order_steps)))
 
     def _is_waited_for(self, state: JobState, run: list[Block], rank: int) -> bool:
         """Whether it needs as long as the slowest of those that are as ever: a rank that still waits for others costs nothing."""
@@ -435,7 +484,11 @@ class StragglerDetector(Detector):
             return bool(block.step_ms < ratio * state.usual.step_ms)
         if blame.stalling:
             return sum(stall.rank == blame.rank and block.end_ns - stall.at_ns < _CALM_NS for stall in state.stalls) < 2
-        return bool(block.excess[blame.rank] - state.usual.excess[blame.rank] < 0.35 * blame.excess_ms)
+        if blame.phase >= 0:
+            beyond = block.phases[blame.phase, blame.rank] - state.watch.excess[blame.phase, blame.rank]
+        else:
+            beyond = block.excess[blame.rank] - state.usual.excess[blame.rank]
+        return bool(beyond < 0.35 * blame.excess_ms)
 
     def _goes_on(self, state: JobState, blame: Blame, block: Block) -> bool:
         """Whether this very block supports the opinion (a pause between bursts neither supports nor clears it)."""
@@ -446,6 +499,7 @@ class StragglerDetector(Detector):
     def _forget_run(self, state: JobState, blame: Blame) -> None:
         if blame.rank >= 0:
             state.score[blame.rank], state.run_blocks[blame.rank] = 0.0, 0
+            state.watch.forget(blame.rank)
             state.stalls = [stall for stall in state.stalls if stall.rank != blame.rank]
 
     def _frozen(self, state: JobState) -> Array:
@@ -454,6 +508,13 @@ class StragglerDetector(Detector):
         for blame in state.blames.values():
             if blame.rank >= 0:
                 frozen[blame.rank] = True
+        return frozen
+
+    def _frozen_phases(self, state: JobState) -> Array:
+        """The same phase by phase."""
+        frozen = np.asarray(state.watch.score > 0.5 * self.settings.phase_alarm_score)
+        if frozen.shape[1]:
+            frozen[:, [blame.rank for blame in state.blames.values() if blame.rank >= 0]] = True
         return frozen
 
     def _say(self, state: JobState, blame: Blame, block: Block, clears: bool = False) -> Verdict:
@@ -471,11 +532,11 @@ class StragglerDetector(Detector):
         )  # fmt: skip
 
 
-def _at_once(state: JobState, ranks: list[int], within_ns: int) -> int:
+def _at_once(state: JobState, ranks: list[int], run_start_ns: Array, within_ns: int) -> int:
     """Most nodes of these ranks that became slow within a span of time."""
     starts: dict[str, int] = {}
     for rank in ranks:
-        node, start = state.assembly.nodes[rank], int(state.run_start_ns[rank])
+        node, start = state.assembly.nodes[rank], int(run_start_ns[rank])
         starts[node] = min(start, starts.get(node, start))
     return max(
         (sum(0 <= other - start <= within_ns for other in starts.values()) for start in starts.values()), default=0
@@ -496,7 +557,14 @@ def _mean_over(run: list[Block], field: str, rank: int) -> float:
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else 0.0
 
 
+def _mean_phase(run: list[Block], phase: int, rank: int) -> float:
+    values = np.array([block.phases[phase, rank] for block in run])
+    return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else 0.0
+
+
 def _score(state: JobState, blame: Blame) -> float:
+    if blame.phase >= 0:
+        return float(state.watch.score[blame.phase, blame.rank])
     return float(state.score[blame.rank]) if blame.rank >= 0 else blame.excess_ms
 
 
@@ -516,6 +584,9 @@ def _text(state: JobState, blame: Blame, block: Block, clears: bool) -> str:
     what = "waits for its input" if blame.kind == "data_slow" else "computes"
     if blame.stalling:
         return f"{who} {what} {blame.excess_ms:.0f} ms too long in bursts of single steps, alone among its peers"
+    if blame.phase >= 0:
+        return (f"{who} spends {blame.excess_ms:.0f} ms more than its peers in {NAMES[blame.phase]}, steadily, and waits "
+                f"{-block.wait_excess[blame.rank]:.0f} ms less than they do")  # fmt: skip
     others = next(members[members != blame.rank] for members in state.groups if blame.rank in members)
     peers = float(np.nanmedian(block.local_ms[others]))
     own, less = block.local_ms[blame.rank], -block.wait_excess[blame.rank]
@@ -537,4 +608,8 @@ def _evidence(state: JobState, blame: Blame) -> tuple[Evidence, ...]:
     wait = series_evidence(
         f"wait of rank {rank} above its peers", "ms", times, [b.wait_excess[rank] for b in state.blocks], limit=24
     )
-    return (local, wait, steps)
+    if blame.phase < 0:
+        return (local, wait, steps)
+    phase = series_evidence(f"time of rank {rank} in {NAMES[blame.phase]} above its peers", "ms", times,
+                            [b.phases[blame.phase, rank] for b in state.blocks], limit=24)  # fmt: skip
+    return (phase, local, wait, steps)

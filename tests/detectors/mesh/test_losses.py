@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import comb
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +12,19 @@ from numpy.typing import NDArray
 from collectors.simulated.encode import Encoder
 from collectors.simulated.run import build
 from collectors.simulated.spec import Spec
-from detectors.base import AlignedTick, FamilyMatrix
+from detectors.base import AlignedTick, FamilyMatrix, registry
 from detectors.mesh.congestion import raised_everywhere
 from detectors.mesh.links import MeshLinkDetector
 from detectors.mesh.losses import Lossy, log_weight, loser, lossy_everywhere, quiet_rate
 from detectors.mesh.parts import Parts, facts_of, nodes_of, parts_of
-from detectors.mesh.surges import MARKED, RESENT_TCP, Owners, Surges
+from detectors.mesh.surges import MARKED, RESENT_RDMA, RESENT_TCP, Owners, Surges
 from streams.detect import Pipeline
+from streams.recordings import real_faults
+from streams.replay import replay_records
+from streams.scoring import score
+from tests.detectors.steps import perturb
 from trainwarden.clock import NS_PER_S
-from trainwarden.config import Config
+from trainwarden.config import Config, from_table
 from trainwarden.records import Reach, TopologyEvent, Verdict, decode
 from trainwarden.topology import Topology
 
@@ -27,6 +32,7 @@ QUIET = quiet_rate(0.0, 2000.0)
 CENTRAL = [("controller", name) for name in "abcd"]
 RING = [(f"n{i}", f"n{(i + step) % 12}") for i in range(12) for step in (1, 2, 3)]
 TICKS, PROBES = 30, 4.0
+DATA = Path(__file__).parents[2] / "recordings" / "data"
 
 
 def parts(keys: list[tuple[str, str]], topology: Topology | None = None) -> Parts:
@@ -222,3 +228,37 @@ def test_losses_of_one_node_in_one_moment_or_by_chance_are_not() -> None:
     )
     of_n3 = {(tick, *RING[number]): 1.0 for tick in range(20) for number, ends in enumerate(RING) if "n3" in ends}
     assert everywhere(RING, of_n3) is None
+
+
+# --- a fabric that loses, by what is sent again alone ----------------------------------------------------------------------
+
+
+def even(factors: tuple[float, ...]) -> bool:
+    """Whether four nodes that send again so many times 300 segments a second, after a healthy time, are even."""
+    rows = bursty(60)
+    rows[50:] += 300.0 * np.array(factors)
+    surges = after(rows, "host", "tcp_retrans_per_s")
+    return surges.is_even({"n0", "n1", "n2", "n3"}, RESENT_TCP, RESENT_RDMA, times=2.0)
+
+
+def test_all_nodes_send_again_about_as_much_where_the_fabric_loses() -> None:
+    assert even((1.0, 1.3, 0.8, 1.1))
+
+
+@pytest.mark.parametrize("factors", [(3.0, 1.0, 1.0, 1.0), (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 0.0), (0.0,) * 4])
+def test_one_node_that_loses_what_it_gets_or_sends_is_no_fabric(factors: tuple[float, ...]) -> None:
+    assert not even(factors)
+
+
+def test_a_lossy_fabric_is_named_before_probes_are_lost(tmp_path: Path) -> None:
+    """The recorded one, with every probe answered."""
+    found = perturb.load(DATA, "fabric_loss")
+    for row in found.nodes:
+        row["probe_ms"] = "0.15" if float(row["probe_ms"]) < 0 else row["probe_ms"]
+    perturb.save(found, tmp_path, "fabric_loss")
+    only = {name: {"enabled": False} for name in registry().all() if name != "mesh_links"}
+    incidents = replay_records(real_faults.read(tmp_path, "fabric_loss"), from_table({"detectors": only})).newest()
+    assert [incident.kind for incident in incidents] == ["fabric_slow"]
+    fault = score("fabric_loss", incidents, real_faults.labels(tmp_path, "fabric_loss"), frozenset({"fabric_slow"}))
+    assert fault.right
+    assert fault.found[0].delay_s < 8.0
