@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwarden.clock import NS_PER_S
-from trainwarden.records import Entity, Evidence, Gap, LogEvent, StepReport, Verdict, stable_id
+from trainwarden.records import Entity, Evidence, Gap, LogEvent, Reach, StepReport, Verdict, stable_id
 from trainwarden.registry import Registry
 from trainwarden.topology import Topology
 
@@ -158,11 +158,13 @@ class Detector(ABC):
             (start, end) unix ns of what was looked at. Kind, entity, job, attempt, `clears` and the second of the onset
             make the identity: the same finding is the same record however often it is said.
         facts
-            Other fields of `Verdict`.
+            Other fields of `Verdict`. `reach` is the most that this detector asks for (as far as verdicts of the kind go, where it is not
+            given): the worker never lets it go farther.
         """
         onset_ns = int(facts.pop("onset_at_ns", window[0]))
         cluster = str(facts.pop("cluster", ""))
         job, attempt, clears = facts.get("job", ""), facts.get("attempt", 0), facts.get("clears", False)
+        facts.setdefault("reach", Reach.ACT)
         identity = stable_id(
             self.name, self.version, kind, entity, job, attempt, clears, onset_ns // NS_PER_S, window[1]
         )

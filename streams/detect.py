@@ -15,7 +15,7 @@ from streams.matrices import array_head, bin_of, map_head, pack, unpack
 from streams.shedding import patient, thinned
 from streams.warming import Warming
 from trainwarden.config import Config
-from trainwarden.policy import Family, Policy
+from trainwarden.policy import Family, Policy, lowest_reach
 from trainwarden.records import Reach, Verdict, encode, stable_id
 from trainwarden.registry import Registry
 from trainwarden.selfmetrics import Metrics
@@ -185,6 +185,6 @@ class Pipeline:
     def _finish(self, verdict: Verdict) -> Verdict:
         kind = self._policy.kind(verdict.kind)
         # silence about a node is no proof against it, whatever the operator's table says; and a detector may ask for less
-        told_only = kind.family is Family.TELEMETRY or verdict.reach is Reach.NOTIFY
-        reach = Reach.NOTIFY if told_only and kind.reach is Reach.ACT else kind.reach
+        most = Reach.NOTIFY if kind.family is Family.TELEMETRY else Reach.ACT
+        reach = lowest_reach([kind.reach, verdict.reach, most])
         return replace(verdict, cluster=self._config.cluster, reach=reach, evidence=verdict.evidence[:MAX_EVIDENCE])

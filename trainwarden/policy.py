@@ -125,6 +125,11 @@ def highest_reach(reaches: list[Reach]) -> Reach:
     return max(reaches, key=_REACH_ORDER.index, default=Reach.STORE)
 
 
+def lowest_reach(reaches: list[Reach]) -> Reach:
+    """The nearest of several."""
+    return min(reaches, key=_REACH_ORDER.index)
+
+
 def strictest(*modes: Mode) -> Mode:
     """The most careful of several modes.
 

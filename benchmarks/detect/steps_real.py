@@ -91,11 +91,11 @@ def _canonical(reports: Sequence[StepReport]) -> tuple[StepReport, ...]:
 
 
 def isolates(verdict: Verdict) -> bool:
-    """Whether the default policy would take a node out of the job for this."""
+    """Whether the default policy would take a node out of the job for this, and the detector asks for as much."""
     kind = KINDS[verdict.kind]
     return (
         not verdict.clears
-        and kind.reach is Reach.ACT
+        and Reach.ACT is kind.reach is verdict.reach
         and Verb.ISOLATE in kind.remedy
         and verdict.entity.kind is EntityKind.NODE
     )

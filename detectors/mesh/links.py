@@ -734,7 +734,7 @@ class MeshLinkDetector(Detector):
             kind=opinion.kind, entity=entity, window=(min(opinion.first_ns, at_ns), at_ns), onset_at_ns=opinion.first_ns, job=opinion.job,
             attempt=opinion.attempt, rank=opinion.rank, score=opinion.value, value=opinion.value,
             confidence=0.96 if opinion.kind == "link_down" else 0.9, text=text, clears=clears, evidence=self._evidence(opinion, topology),
-            reach=Reach.NOTIFY if opinion.mild else Reach.STORE,
+            reach=Reach.NOTIFY if opinion.mild else Reach.ACT,
         )  # fmt: skip
 
     def _evidence(self, opinion: Opinion, topology: Topology) -> tuple[Evidence, ...]:

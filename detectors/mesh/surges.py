@@ -84,7 +84,7 @@ class Surges(msgspec.Struct):
         nothing where it only loses what it gets.
         """
         rows = np.array([row for row, node in enumerate(self.nodes) if node in nodes], dtype=np.int64)
-        if len(rows) < len(nodes) or not (self.since_ns[np.ix_(rows, counters)] > 0).any(axis=1).all():
+        if len(rows) < len(nodes) or not (self.since_ns[np.ix_(rows, np.array(counters))] > 0).any(axis=1).all():
             return False
         events = self.newest[:, rows][:, :, counters].max(axis=2).sum(axis=0)
         return bool(events.max() <= times * np.median(events))

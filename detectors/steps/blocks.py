@@ -99,7 +99,7 @@ def divided_by_work(step: JointStep, groups: Groups) -> JointStep:
         known = work[members][np.isfinite(work[members])]
         if known.size:
             more = np.maximum(np.nan_to_num(work[members] / np.median(known), nan=1.0), 1.0)
-            values[np.ix_((LOCAL, FORWARD, BACKWARD), members)] /= more
+            values[np.ix_(np.array([LOCAL, FORWARD, BACKWARD]), members)] /= more
     return structs.replace(step, values=values)
 
 

@@ -13,6 +13,8 @@ from detectors.contract import run
 from detectors.relation.relation import RelationDetector, RelationSettings
 from detectors.synthetic import Scene, SyntheticCluster
 from models.relation import weights
+from streams.detect import Pipeline
+from trainwarden.config import from_table
 from trainwarden.errors import ConfigError, UsageError
 from trainwarden.records import Entity, EntityKind, Reach, Verdict
 
@@ -45,7 +47,9 @@ def test_a_rack_that_slows_down_is_one_shared_cause() -> None:
 
 
 def test_it_adds_to_what_others_open_and_opens_nothing_unless_asked() -> None:
-    assert {v.reach for v in said()} == {Reach.CORRELATE}
+    pipeline = Pipeline(from_table({}))
+    worker_says = [v for frame in frames() for v in pipeline.run(frame) if v.detector == "relation"]
+    assert {v.reach for v in said()} == {v.reach for v in worker_says} == {Reach.CORRELATE}
     with pytest.raises(ConfigError, match="act"):
         RelationSettings(reach="act")
 
