@@ -11,6 +11,7 @@ import random
 import struct
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,10 +167,21 @@ def test_what_a_node_sends_is_held_back(tmp_path: Path) -> None:
         made.close()
 
 
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """This machine for one recorder: tests that run side by side take turns, and a person's recorder is waited for."""
+    with (tmp_path_factory.getbasetemp().parent / "recorder.lock").open("w") as turn, stage.LOCK.open("a") as others:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(others, fcntl.LOCK_EX)
+        fcntl.flock(others, fcntl.LOCK_UN)
+        yield
+
+
 @pytest.mark.root
 @pytest.mark.torch
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
+@pytest.mark.usefixtures("machine")
 def test_a_job_whose_trainer_exits_begins_again_once_and_ends(tmp_path: Path) -> None:
     record(tmp_path, "exits_1", Plan.read("exits"), seed=1, rest_s=5.0, onset_s=(10.0, 10.0))
     events = [json.loads(line) for line in (tmp_path / "exits_1.events.jsonl").read_text().splitlines()]
@@ -185,7 +197,8 @@ def test_a_job_whose_trainer_exits_begins_again_once_and_ends(tmp_path: Path) ->
 @pytest.mark.root
 @pytest.mark.torch
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
+@pytest.mark.usefixtures("machine")
 def test_a_run_is_read_with_its_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path, "sigstop_1", Plan.read("sigstop"), seed=1, rest_s=5.0)
     assert runs(tmp_path) == ("sigstop_1",)
