@@ -126,6 +126,9 @@ def fires_on_its_example(kind: type[Detector]) -> None:
     assert first.evidence, f"{kind.name}: the verdict has no evidence"
     assert 0 < first.confidence <= 1, f"{kind.name}: confidence {first.confidence} is not a probability"
     assert first.onset_at_ns <= first.window_end_ns, f"{kind.name}: the onset lies after the window"
+    assert first.reach is not Reach.STORE, (
+        f"{kind.name}: the verdict goes no farther than the store: make it by `self.verdict(...)`, or say its `reach`"
+    )
     assert first.kind in kind.kinds, f"{kind.name}: {first.kind} is not among its declared kinds"
     assert all(len(msgspec.msgpack.encode(e)) < 2048 for e in first.evidence), f"{kind.name}: evidence above 2 kB"
 

@@ -24,7 +24,7 @@ from benchmarks.detect import steps_data
 from benchmarks.detect.steps_data import Job
 from detectors.base import Detector, Frame, registry
 from trainwarden.clock import NS_PER_S
-from trainwarden.policy import KINDS
+from trainwarden.policy import KINDS, lowest_reach
 from trainwarden.records import EntityKind, Reach, StepReport, Verb, Verdict
 from trainwarden.topology import Topology
 
@@ -95,7 +95,7 @@ def isolates(verdict: Verdict) -> bool:
     kind = KINDS[verdict.kind]
     return (
         not verdict.clears
-        and Reach.ACT is kind.reach is verdict.reach
+        and lowest_reach([kind.reach, verdict.reach]) is Reach.ACT
         and Verb.ISOLATE in kind.remedy
         and verdict.entity.kind is EntityKind.NODE
     )

@@ -55,13 +55,14 @@ def record(
             scene = Scene(stage, work, name, stage.nodes[0], rng, Orders(work / "orders.json"))
             for node in stage.nodes:
                 node.launch(work, name, seed)
-            _wait_for(lambda: _count(work, name, "first_step") >= NODES, START_S, "the first step of every rank", stage)
+            begun, what = lambda: _count(work, name, "first_step") >= NODES, "the first step of every rank"
+            _wait_for(begun, START_S, what, stage, running=True)
             time.sleep(rng.uniform(*onset_s))
             perform(plan, scene)
             time.sleep(rest_s)
             (work / "stop").touch()
             _wait_for(lambda: _ended(stage, all), END_S, "the end of the job", stage)
-            time.sleep(AFTER_S)
+            time.sleep(AFTER_S)  # the watch goes on so long beyond the job
             told = {"run": name, "seed": seed, "labels": scene.close()}
         _steps(work, name)
         (work / f"{name}.labels.json").write_text(json.dumps(told, indent=1) + "\n")
@@ -91,11 +92,11 @@ def _count(work: Path, name: str, kind: str) -> int:
     return path.read_text().count(f'"kind": "{kind}"') if path.exists() else 0
 
 
-def _wait_for(holds: Callable[[], bool], seconds: float, what: str, stage: Stage) -> None:
-    """Raises when it takes too long, or when a launcher ended before."""
+def _wait_for(holds: Callable[[], bool], seconds: float, what: str, stage: Stage, *, running: bool = False) -> None:
+    """Raises when it takes too long or, where the job is to be `running` meanwhile, when a launcher ended before."""
     deadline_s = time.monotonic() + seconds
     while not holds():
-        ended = "first" in what and _ended(stage, any)
+        ended = running and _ended(stage, any)
         if ended or time.monotonic() > deadline_s:
             said = "\n".join(path.read_text()[-600:] for path in sorted(stage.folder.glob("n*/log.txt")))
             found = "did not come before a launcher ended" if ended else f"did not come within {seconds:g} s"

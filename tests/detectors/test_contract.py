@@ -32,6 +32,17 @@ def test_a_detector_that_says_nothing_fails_the_contract() -> None:
         contract.fires_on_its_example(Mute)
 
 
+def test_a_detector_whose_verdicts_only_the_store_would_see_fails_the_contract() -> None:
+    class Bare(CodeDetector):
+        name = "bare"
+
+        def update(self, frame: Frame) -> list[Verdict]:
+            return [replace(verdict, reach=Verdict().reach) for verdict in super().update(frame)]
+
+    with pytest.raises(AssertionError, match=r"no farther than the store: make it by `self\.verdict"):
+        contract.fires_on_its_example(Bare)
+
+
 def test_a_detector_with_hidden_state_fails_the_contract() -> None:
     class Forgetful(StragglerDetector):
         name = "forgetful"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -201,6 +202,10 @@ def test_killed_embedded_store_loses_and_doubles_nothing(bus_url: str, tmp_path:
 
 
 def priorities(pid: int) -> set[tuple[str, int]]:
-    """Name and nice value of each thread of a process."""
-    tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    return {((task / "comm").read_text().strip(), os.getpriority(os.PRIO_PROCESS, int(task.name))) for task in tasks}
+    """Name and nice value of each thread of a process; of one that ends meanwhile nothing."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            name = (task / "comm").read_text().strip()
+            found.add((name, os.getpriority(os.PRIO_PROCESS, int(task.name))))
+    return found
